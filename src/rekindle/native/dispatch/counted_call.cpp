@@ -21,7 +21,7 @@ namespace rekindle {
 
 bool count_argument(Driver& driver, Locked& lock, const c10::TensorImpl& tensor, bool written) {
     const AddressEntry* found =
-        driver.find_by_address(*tensor.unsafe_storage().unsafeGetStorageImpl());
+        driver.registry.find(*tensor.unsafe_storage().unsafeGetStorageImpl());
     StorageRecord* record =
         found == nullptr ? find_or_register(driver, lock, tensor) : found->record;
     if (record == nullptr) [[likely]] {
@@ -42,7 +42,7 @@ bool count_argument(Driver& driver, Locked& lock, const c10::TensorImpl& tensor,
 Bytes count_results(Driver& driver, const Facts& facts, std::span<const c10::IValue> results) {
     Bytes made = 0;
     each_memory(results, [&](std::uint32_t, const at::Tensor& tensor, bool) {
-        made += driver.count(*tensor.storage().unsafeGetStorageImpl(), &facts);
+        made += driver.registry.count(*tensor.storage().unsafeGetStorageImpl(), &facts);
     });
     return made;
 }
@@ -123,7 +123,7 @@ bool run_counted(Driver& driver, const Facts& facts, OperatorCall& call, Locked&
         }
         cost = measured ? (now_ns() - began) * OnlyCounting::SAMPLED : 0;
     }
-    driver.drain_free_queue();
+    driver.registry.drain();
     const Bytes made = facts.writes ? 0 : count_results(driver, facts, call.results(facts.returns));
     driver.count(cost, made, 0);
     return true;

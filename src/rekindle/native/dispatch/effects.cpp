@@ -159,7 +159,7 @@ bool Effects::is_given(const c10::TensorImpl& tensor) const {
     }
     const c10::StorageImpl* storage_impl = tensor.unsafe_storage().unsafeGetStorageImpl();
     return made_.contains(storage_impl) || (given_ && given_->contains(storage_impl)) ||
-           (tensor.dim() == 0 && driver_.find_by_address(*storage_impl) == nullptr);
+           (tensor.dim() == 0 && driver_.registry.find(*storage_impl) == nullptr);
 }
 
 // Handle a write to `tensor` by an operator inside the observed kernel. If the kernel did not make
@@ -175,7 +175,7 @@ void Effects::about_to_write(const c10::TensorImpl& tensor, const std::string& n
     found_ = "it writes to memory that it did not allocate (" + name + ")";
     has_written_ = true;
     driver_.process_pending();
-    const AddressEntry* there = driver_.find_by_address(storage_impl);
+    const AddressEntry* there = driver_.registry.find(storage_impl);
     StorageRecord* record = there == nullptr ? nullptr : there->record;
     if (record == nullptr) {
         return;
@@ -196,7 +196,7 @@ void Effects::about_to_write(const c10::TensorImpl& tensor, const std::string& n
 void Effects::has_changed(const StoragePtr& storage_impl) {
     has_changed_ = true;
     driver_.process_pending();
-    const AddressEntry* there = driver_.find_by_address(*storage_impl);
+    const AddressEntry* there = driver_.registry.find(*storage_impl);
     if (there == nullptr || there->record == nullptr) {
         return;
     }

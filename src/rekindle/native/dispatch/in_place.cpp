@@ -206,7 +206,7 @@ bool is_only_owner(const at::Tensor& gradient, const StorageRecord* record) {
 // who have released their references, before this write.
 bool is_only_used_here(Driver& driver, const at::Tensor& gradient, std::size_t references) {
     c10::StorageImpl& storage_impl = *gradient.storage().unsafeGetStorageImpl();
-    const AddressEntry* entry = driver.find_by_address(storage_impl);
+    const AddressEntry* entry = driver.registry.find(storage_impl);
     if (entry == nullptr || is_placeholder(storage_impl) || !storage_impl.resizable() ||
         storage_impl.pyobj_slot()->load_pyobj() != nullptr ||
         c10::impl::cow::is_cow_data_ptr(storage_impl._mutable_data_ptr_no_checks())) {

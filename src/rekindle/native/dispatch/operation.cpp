@@ -59,7 +59,7 @@ void Operation::run_as_it_may() {
         run_touching();
         return;
     }
-    if (driver_.placeholders != 0) [[unlikely]] {
+    if (driver_.registry.placeholders != 0) [[unlikely]] {
         bring_inputs();
     }
     run_with_inputs();
@@ -212,7 +212,7 @@ void Operation::order_counted() {
     for (std::uint32_t i = 0; i < parsed_.tensors.size(); ++i) {
         const c10::StorageImpl& storage_impl =
             *parsed_.tensors[i]->unsafe_storage().unsafeGetStorageImpl();
-        const AddressEntry* found = driver_.find_by_address(storage_impl);
+        const AddressEntry* found = driver_.registry.find(storage_impl);
         if (found != nullptr && found->record != nullptr) {
             order(i, storage_impl, *found->record);
         }
@@ -234,7 +234,7 @@ void Operation::order(
 // place.
 void Operation::note_writer() {
     for (const std::uint32_t position : parsed_.written) {
-        const AddressEntry* found = driver_.find_by_address(
+        const AddressEntry* found = driver_.registry.find(
             *parsed_.tensors[position]->unsafe_storage().unsafeGetStorageImpl()
         );
         if (found != nullptr && found->record != nullptr) {
@@ -265,11 +265,11 @@ void Operation::note_written(const StorageRecord& before, const StorageRecord& a
 // Shorten long chains of recipes, whenever about as many new storages were made as the engine's
 // graph contains.
 void Operation::prune_history() {
-    if (driver_.storages_made > driver_.next_history_check) {
+    if (driver_.registry.records.storages_made > driver_.next_history_check) {
         driver_.prune_history();
         const auto known = static_cast<std::int64_t>(driver_.engine.n_storages());
-        driver_.next_history_check =
-            driver_.storages_made + std::max<std::int64_t>(driver_.longest_chain, known);
+        driver_.next_history_check = driver_.registry.records.storages_made +
+                                     std::max<std::int64_t>(driver_.longest_chain, known);
     }
 }
 
@@ -292,7 +292,7 @@ void Operation::predict() {
             const Unlocked others(lock_);
             need(parsed_.signature->predict(given, parsed_.unkeyed_args, driver_.device));
         }
-        driver_.drain_free_queue();
+        driver_.registry.drain();
         // If sizes of results depend on contents of the arguments, the signature stores this upper
         // bound: sizes measured in one call would not hold for the next.
         if (facts_.dynamic) {
@@ -429,7 +429,7 @@ Operation::Results Operation::gather_results() {
         c10::StorageImpl* storage_impl = tensor.storage().unsafeGetStorageImpl();
         const auto same = [&](const Made& other) { return other.storage_impl == storage_impl; };
         const bool known = address_of(*storage_impl) == nullptr ||
-                           driver_.find_by_address(*storage_impl) != nullptr ||
+                           driver_.registry.find(*storage_impl) != nullptr ||
                            has_moved(*storage_impl);
         if (known || std::ranges::any_of(results.made, same)) {
             return;
@@ -442,7 +442,7 @@ Operation::Results Operation::gather_results() {
             results.parts.push_back(tensor);
         }
         results.external = results.external || !storage_impl->resizable();
-        results.nbytes += driver_.counted(*storage_impl);
+        results.nbytes += driver_.registry.devices.counted(*storage_impl);
     });
     return results;
 }
@@ -464,7 +464,7 @@ void Operation::register_results() {
         if (driver_.device.queues()) {
             signature.pieces.emplace();
             for (const Made& each : made) {
-                signature.pieces->push_back(driver_.counted(*each.storage_impl));
+                signature.pieces->push_back(driver_.registry.devices.counted(*each.storage_impl));
             }
         }
     }
@@ -500,7 +500,7 @@ void Operation::register_results() {
     // memory.
     if (parsed_.takes_over) {
         const at::Tensor& result = returned()[0].toTensor();
-        Driver::remember(current(*input(0)), *result.unsafeGetTensorImpl());
+        remember(current(*input(0)), *result.unsafeGetTensorImpl());
     }
     if (!made.empty()) {
         register_made(made, cost);
@@ -537,11 +537,12 @@ void Operation::register_made(std::span<const Made> made, Nanoseconds cost) {
         link(call, !parsed_.written.empty(), false);
     }
     for (const Made& each : made) {
-        StorageRecord& record = driver_.new_storage(call, driver_.counted(*each.storage_impl));
+        StorageRecord& record =
+            driver_.new_storage(call, driver_.registry.devices.counted(*each.storage_impl));
         record.maker = &facts_;
         driver_.device.streams.note(record.id, driver_.device.streams.made_by(stream_));
         record.flags = facts_.content & (UNWRITTEN | ZEROED);
-        Driver::remember(record, *each.tensor);
+        remember(record, *each.tensor);
         if (!parsed_.written.empty()) {
             // The program may have passed this result as `out=`. Then autograd bumps its version
             // counter afterwards, which is not a write.
@@ -553,7 +554,7 @@ void Operation::register_made(std::span<const Made> made, Nanoseconds cost) {
         }
         const auto suitable = driver_.held_eviction ? &HeldEviction::is_returnable : &is_returnable;
         record.suits_held_eviction = recording_ && suitable(*each.tensor);
-        driver_.bind_storage(record, StoragePtr::reclaim_copy(each.storage_impl));
+        driver_.registry.bind(record, StoragePtr::reclaim_copy(each.storage_impl));
     }
     if (would_take_over_ && inputs_[0]) [[unlikely]] {
         driver_.observers.transcriber.would_take_over(input(0)->id);

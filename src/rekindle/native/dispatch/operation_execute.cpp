@@ -36,7 +36,7 @@ void Operation::register_tensor() {
             const Unlocked others(lock_);
             request_plans(driver_, op_id);
         }
-        driver_.drain_free_queue();
+        driver_.registry.drain();
     }
     learner.observe(op_id, parsed_);
 }
@@ -170,7 +170,7 @@ Bytes Operation::attempt(Bytes limit, c10::SmallVectorImpl<c10::IValue>* argumen
         const Running running(driver_, needed_ + inside_, reads_anything);
         run_unlocked([&] { redispatch(priced); });
     } catch (std::exception& error) {
-        driver_.drain_free_queue();
+        driver_.registry.drain();
         if (const Bytes refused = watched ? watched->refused() : 0; refused > 0) {
             return refused;
         }
@@ -183,7 +183,7 @@ Bytes Operation::attempt(Bytes limit, c10::SmallVectorImpl<c10::IValue>* argumen
     if (arguments != nullptr) [[unlikely]] {
         arguments->clear();
     }
-    driver_.drain_free_queue();
+    driver_.registry.drain();
     if (watched && driver_.in_progress.started == begun) [[unlikely]] {
         if (const std::optional<WorkspaceUsed> used = watched->end()) {
             learn_workspace(*parsed_.signature, *used, driver_.device);
@@ -205,7 +205,7 @@ bool Operation::rescued(const std::exception& error, std::span<const c10::IValue
         const bool priced = parsed_.signature->priced;
         run_unlocked([&] { redispatch(priced); });
     });
-    driver_.drain_free_queue();
+    driver_.registry.drain();
     return true;
 }
 

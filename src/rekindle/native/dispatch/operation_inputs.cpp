@@ -190,7 +190,7 @@ void Operation::expect_raised_versions() {
     for (const std::uint32_t position : parsed_.written) {
         const c10::TensorImpl& tensor = *parsed_.tensors[position];
         const AddressEntry* found =
-            driver_.find_by_address(*tensor.unsafe_storage().unsafeGetStorageImpl());
+            driver_.registry.find(*tensor.unsafe_storage().unsafeGetStorageImpl());
         if (found == nullptr || found->record == nullptr) {
             continue;
         }
@@ -269,7 +269,7 @@ bool Operation::take_private_inputs() {
             continue;
         }
         if (is_weight(*parsed_.tensors[i])) {
-            Driver::note_checksum(record);
+            note_checksum(record);
             continue;
         }
         StorageRecord* copy = driver_.copy_still(record);
@@ -309,7 +309,7 @@ void Operation::own_sources() {
     each_source([&](const Ref<Storage>& each) {
         StorageRecord& record = record_of(*each);
         if (!record.keeper) {
-            driver_.own(record);
+            record.own();
             sources_.push_back({each, {}});
             recording_ = recording_ && record.keeper;
         }

@@ -34,7 +34,7 @@ bool Operation::may_let_go() {
     for (std::uint32_t i = 0; i < parsed_.tensors.size(); ++i) {
         const c10::StorageImpl& storage_impl =
             *parsed_.tensors[i]->unsafe_storage().unsafeGetStorageImpl();
-        const AddressEntry* found = driver_.find_by_address(storage_impl);
+        const AddressEntry* found = driver_.registry.find(storage_impl);
         if (found == nullptr) {
             more += static_cast<Bytes>(storage_impl.nbytes());
             continue;
@@ -56,7 +56,7 @@ bool Operation::may_let_go() {
 void Operation::let_results_return() {
     HeldEviction& held_eviction = *driver_.held_eviction;
     each_memory(returned(), [&](std::uint32_t, const at::Tensor& tensor, bool) {
-        const auto* found = driver_.find_by_address(*tensor.storage().unsafeGetStorageImpl());
+        const auto* found = driver_.registry.find(*tensor.storage().unsafeGetStorageImpl());
         if (found != nullptr && found->record != nullptr) {
             held_eviction.made(*found->record);
         }

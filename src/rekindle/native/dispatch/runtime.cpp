@@ -165,17 +165,17 @@ void query(Driver& driver, const Facts& facts, OperatorCall& call, Locked& lock)
         const Unlocked others(lock);
         pass(call);
     }
-    driver.drain_free_queue();
+    driver.registry.drain();
     driver.count(0, count_results(driver, facts, call.results(facts.returns)), 0);
 }
 
 // Pin the operands of an operator that is captured into a CUDA graph, because the graph stores the
 // addresses of their memory.
 void keep_operands_of_graph(Driver& driver, const Facts& facts, const torch::jit::Stack& stack) {
-    driver.drain_free_queue();
+    driver.registry.drain();
     each_memory(
         last_values(stack, facts.arguments), [&](std::uint32_t, const at::Tensor& tensor, bool) {
-            const auto* found = driver.find_by_address(*tensor.storage().unsafeGetStorageImpl());
+            const auto* found = driver.registry.find(*tensor.storage().unsafeGetStorageImpl());
             if (found == nullptr || found->record == nullptr) {
                 return;
             }

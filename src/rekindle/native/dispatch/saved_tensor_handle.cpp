@@ -43,8 +43,8 @@ bool is_result_of_newest_node(const at::Tensor& tensor) {
 
 SavedTensorHandle::~SavedTensorHandle() {
     if (record_ != nullptr) {
-        driver_->free_queue.released(*record_);
-        if (driver_->free_queue.late.load(std::memory_order_relaxed)) {
+        driver_->registry.free_queue.released(*record_);
+        if (driver_->registry.free_queue.late.load(std::memory_order_relaxed)) {
             process_pending_late();
         }
     }
@@ -63,7 +63,7 @@ void SavedTensorHandle::call_pack_hook(const at::Tensor& tensor) {
         storage_ = storage_of(impl);
         note_tensor(impl, by_its_own_node);
         const Locked lock;
-        driver_->note_saved(*storage_);
+        driver_->registry.note_saved(*storage_);
         return;
     }
     const bool packed = plain && !driver_->device.is_capturing() &&
@@ -338,11 +338,11 @@ at::Tensor SavedTensorHandle::saved_now() const {
     if (auto tensor = saved_.lock()) {
         return tensor_of(std::move(tensor));
     }
-    if (!driver_->moved_tensors.any()) [[likely]] {
+    if (!driver_->registry.moved_tensors.any()) [[likely]] {
         return {};
     }
     const auto lock = locked_if_not_mine();
-    return driver_->moved_tensors.find(saved_._unsafe_get_target());
+    return driver_->registry.moved_tensors.find(saved_._unsafe_get_target());
 }
 
 // Return the tensor that the program saved, if it is alive and unchanged. Autograd uses this tensor

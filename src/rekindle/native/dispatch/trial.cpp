@@ -300,7 +300,7 @@ void Operation::try_again() {
             }
         );
     } catch (std::exception& error) {
-        driver_.drain_free_queue();
+        driver_.registry.drain();
         if (ends_the_program(error)) {
             interrupted(error);
             throw;
@@ -312,7 +312,7 @@ void Operation::try_again() {
         }
         return;
     }
-    driver_.drain_free_queue();
+    driver_.registry.drain();
     if (!driver_.device.queues()) {
         signature.sample(elapsed);  // the first run took longer, because it was watched
     }
@@ -333,7 +333,7 @@ void Operation::compare_runs(const torch::jit::Stack& again, std::span<const Sto
         const Unlocked others(lock_);  // the kernel of `equal` may be the program's own code
         why = difference(returned(), last_values(again, facts_.returns), storages);
     }
-    driver_.drain_free_queue();
+    driver_.registry.drain();
     if (why != nullptr) {
         probation.failed(why);
         return;

@@ -32,7 +32,7 @@ namespace rekindle {
 void register_base(Driver& driver, Locked& lock, const c10::TensorImpl& whole) {
     if (has_memory(whole)) {
         driver.process_pending_if_needed();
-        if (driver.find_by_address(*whole.unsafe_storage().unsafeGetStorageImpl()) == nullptr) {
+        if (driver.registry.find(*whole.unsafe_storage().unsafeGetStorageImpl()) == nullptr) {
             find_or_register(driver, lock, whole);
         }
         driver.note_shared_version_counter(whole);

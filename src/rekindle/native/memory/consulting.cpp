@@ -12,10 +12,10 @@ Consulting::Consulting(Driver& driver)
 
 Consulting::~Consulting() {
     close();
-    driver_.drain_free_queue();
+    driver_.registry.drain();
     // True if the program freed a storage while Python code ran. The interrupted event of the
     // engine may still use that storage.
-    const bool dropped = driver_.any_gone();
+    const bool dropped = driver_.registry.any_gone();
     if (dropped) {
         without_throwing([&] { driver_.process_pending(); });
     }

@@ -174,8 +174,8 @@ Driver::Driver(
     const Policy& policy,
     std::unique_ptr<PythonChooser> own
 )
-    : assumed_(assumed),
-      device(where),
+    : device(where),
+      registry(device, observers, assumed),
       own_policy(own.get()),
       engine(budget, *this, policy, learns, {}, std::move(own)),
       ordinal(next_ordinal()) {
@@ -194,20 +194,14 @@ Driver::~Driver() {
     std::erase(drivers(), this);
     --n_drivers;
     notify_gone();
-    pending_.take(free_queue);
-    for (StorageRecord* record : pending_.handles) {
-        let(static_cast<Storage&>(*record));
-    }
     observers.steps = nullptr;
     steps.reset();
     held_eviction.reset();
-    pending_.clear();
-    untracked_.clear();
+    registry.close();
     outside_ = {};
     resizing_ = {};
     emptied_.clear();
     tracking_suspended_.clear();
-    moved_tensors.clear();
 }
 
 std::size_t drivers_alive() noexcept {
@@ -282,7 +276,7 @@ void Driver::evict_all() {
 
 void Driver::poll() {
     assert_locked();
-    poll_untracked(device.queues());
+    registry.poll_untracked(device.queues());
     if (device.queues()) {
         process_pending();
         // `ask_allocator` returns false if the engine still counts storages that the program freed
@@ -295,16 +289,16 @@ void Driver::poll() {
 
 // Poll all storages without a deleter hook, whose free nothing reports, and process the freed ones.
 void Driver::look_at_all() {
-    poll_untracked();
+    registry.poll_untracked();
     process_pending();
 }
 
 // Find the storages whose last reference from a variable of the program has disappeared, and tell
 // the engine that they are no longer user-held. The engine may then evict or free them.
 void Driver::poll_held() {
-    held_list_.each([&](StorageRecord& record) {
+    registry.held_list.each([&](StorageRecord& record) {
         if (may_drop(record) && !record.is_held()) {
-            held_list_.remove(record);
+            registry.held_list.remove(record);
             perform([&] { engine.drop(record); });
         }
     });
@@ -324,55 +318,15 @@ bool Driver::ask_allocator() {
     return beside >= 0;
 }
 
-// Remove the addresses of storages that the program freed from the address table. The engine does
-// not know of these frees yet: the next `process_pending` reports them.
-void Driver::drain_free_queue() {
-    assert_locked();
-    if (!free_queue.any()) {
-        return;
-    }
-    pending_.take(free_queue);
-    for (const void* address : pending_.addresses) {
-        // no entry in the address table means that the runtime evicted the storage, and the program
-        // did not free it
-        if (const AddressEntry* found = table_.find(address)) {
-            drop_address(address, *found);
-        }
-    }
-    pending_.addresses.clear();
-}
-
-void Driver::poll_untracked(bool youngest) {
-    untracked_.poll(youngest, [&](const UntrackedStorage& each) {
-        const AddressEntry* found = table_.find(each.address);
-        if (found != nullptr && found->storage_impl == each.storage_impl._unsafe_get_target()) {
-            drop_address(each.address, *found);
-            pending_.found_by_polling = true;
-        }  // no entry: the storage was evicted, not freed by the program
-    });
-}
-
-// Remove the entry of `address`, whose memory the program freed, from the address table.
-void Driver::drop_address(const void* address, AddressEntry resident) {
-    if (resident.record == nullptr) {
-        observers.transcriber.freed(address, resident.nbytes);
-        pending_.counted += resident.nbytes;
-    } else {
-        resident.record->address = nullptr;
-        pending_.storages.emplace_back(resident.record);
-    }
-    table_.take(address);
-}
-
 void Driver::process_pending() {
     assert_locked();
     // A storage without a deleter hook does not report its free. So on a CPU, poll these storages
     // at every 64th call. On a device `poll` does so before every eviction.
     const bool now_and_then = !device.queues() && (++ticks_ & 63U) == 0;
-    if (now_and_then || untracked_.are_due()) [[unlikely]] {
-        poll_untracked();
+    if (now_and_then || registry.untracked.are_due()) [[unlikely]] {
+        registry.poll_untracked();
     }
-    drain_free_queue();
+    registry.drain();
     std::size_t handles = 0;
     std::size_t memories = 0;
     // After an error the rest stays, but nothing is reported twice.
@@ -380,34 +334,34 @@ void Driver::process_pending() {
         const auto remove_first = [](auto& list, std::size_t n) {
             list.erase(list.begin(), list.begin() + static_cast<std::ptrdiff_t>(n));
         };
-        remove_first(pending_.handles, handles);
-        remove_first(pending_.storages, memories);
+        remove_first(registry.pending.handles, handles);
+        remove_first(registry.pending.storages, memories);
     });
-    while (handles < pending_.handles.size() || memories < pending_.storages.size() ||
-           !pending_.restored.empty()) {
-        if (handles < pending_.handles.size()) {
-            StorageRecord& record = *pending_.handles[handles++];
+    while (handles < registry.pending.handles.size() ||
+           memories < registry.pending.storages.size() || !registry.pending.restored.empty()) {
+        if (handles < registry.pending.handles.size()) {
+            StorageRecord& record = *registry.pending.handles[handles++];
             release(record);
-        } else if (memories < pending_.storages.size()) {
-            const Ref<Storage> record = pending_.storages[memories++];
+        } else if (memories < registry.pending.storages.size()) {
+            const Ref<Storage> record = registry.pending.storages[memories++];
             gone(record_of(*record));
         } else {
-            const Ref<Storage> record = std::move(pending_.restored.back());
-            pending_.restored.pop_back();
+            const Ref<Storage> record = std::move(registry.pending.restored.back());
+            registry.pending.restored.pop_back();
             hand_back(record_of(*record));
         }
         let_go_of_idle();
         // The calls above may have freed storages. Their addresses are now in the queue of freed
         // memory.
-        drain_free_queue();
+        registry.drain();
     }
-    if (moved_tensors.any()) [[unlikely]] {
-        moved_tensors.drop_unreferenced();
+    if (registry.moved_tensors.any()) [[unlikely]] {
+        registry.moved_tensors.drop_unreferenced();
     }
-    if (pending_.counted != 0) {
-        engine.account(0, -std::exchange(pending_.counted, 0));
+    if (registry.pending.counted != 0) {
+        engine.account(0, -std::exchange(registry.pending.counted, 0));
     }
-    if (std::exchange(pending_.found_by_polling, false)) [[unlikely]] {
+    if (std::exchange(registry.pending.found_by_polling, false)) [[unlikely]] {
         // Query the device's allocator again. At the last query the allocator had already
         // subtracted the storages that the engine learns only now to be freed.
         ask_allocator();
@@ -426,8 +380,8 @@ void Driver::gone(StorageRecord& record) {
         return;
     }
     if (record.placeholder) [[unlikely]] {
-        static_cast<void>(detach_placeholder(record));
-        held_list_.remove(record);
+        static_cast<void>(registry.detach_placeholder(record));
+        registry.held_list.remove(record);
         perform([&] { record.references != 0 ? engine.drop(record) : engine.gone(record); });
         return;
     }
@@ -438,7 +392,7 @@ void Driver::gone(StorageRecord& record) {
         resized(record);
         return;
     }
-    held_list_.remove(record);
+    registry.held_list.remove(record);
     perform([&] { engine.gone(record); });
 }
 
@@ -469,7 +423,7 @@ void Driver::close_books() noexcept {
             record_of(*each).origin = no_tensor();
         }
     }
-    free_queue.late.store(true, std::memory_order_relaxed);
+    registry.free_queue.late.store(true, std::memory_order_relaxed);
     if (std::exchange(uses_arena, false)) {
         the_arena().close();
     }
@@ -481,7 +435,8 @@ void process_pending_late() noexcept {
     }
     without_throwing([] {
         for (Driver* each : drivers()) {
-            if (each->free_queue.late.load(std::memory_order_relaxed) && each->free_queue.any()) {
+            if (each->registry.free_queue.late.load(std::memory_order_relaxed) &&
+                each->registry.free_queue.any()) {
                 each->process_pending();
             }
         }
@@ -490,60 +445,15 @@ void process_pending_late() noexcept {
 }
 
 const char* Driver::fault() {
-    if (pending_.any()) {
-        return "a free is not reported to the engine";
-    }
-    std::size_t listed = 0;
-    bool is_held = true;
-    held_list_.each([&](const StorageRecord& record) {
-        ++listed;
-        is_held = is_held && record.maybe_held && (record.resident || record.placeholder);
-    });
-    if (!is_held) {
-        return "the list of held values has a record that is evicted or not marked";
-    }
-    std::size_t marked = 0;
-    for (Storage* each = engine.first_storage(); each != nullptr; each = each->next) {
-        const StorageRecord& record = record_of(*each);
-        marked += record.maybe_held ? 1U : 0U;
-        const AddressEntry* entry =
-            record.address == nullptr ? nullptr : table_.find(record.address);
-        if (record.address != nullptr && (entry == nullptr || entry->record != &record)) {
-            return "a record's address leads to another entry of the address table, or to none";
-        }
-        if (!record.resident && !record.placeholder && record.address != nullptr) {
-            return "an evicted record has an address";
-        }
-    }
-    return marked == listed ? nullptr : "a record marked as held is not in the list";
+    return registry.fault(engine.first_storage());
 }
 
 std::size_t Driver::bytes_of_bookkeeping() const noexcept {
-    return records_.alive() * sizeof(StorageRecord) + recipes_.alive() * sizeof(Recipe) +
-           observers.module_tensors.nbytes() + engine.graph.nbytes() + bytes_of_positions() +
-           static_cast<std::size_t>(device.streams.nbytes());
+    return registry.records.nbytes() + observers.module_tensors.nbytes() + engine.graph.nbytes() +
+           bytes_of_positions() + static_cast<std::size_t>(device.streams.nbytes());
 }
 
 // -- actions --------------------------------------------------------------------------------------
-
-// Evict the storage of `record`: drop the runtime's reference to its memory. The allocator does not
-// reuse the memory before the streams that still read it are done.
-void Driver::vacate(StorageRecord& record) {
-    if (poisons() && record.keeper) [[unlikely]] {
-        if (!record.leaving && !record.coming && !record.is_held()) {
-            device.in_order([&] { poison(record.keeper); });
-        }
-    }
-    if (device.queues()) {
-        if (const StoragePtr storage_impl =
-                record.at()) {  // null: the program has just freed the storage
-            device.keep_until_read(*storage_impl, record.id);
-        }
-    }
-    table_.take(record);
-    record.storage_impl = no_storage();
-    record.keeper.reset();
-}
 
 Bytes Driver::workspace(const Call& call) const noexcept {
     return static_cast<const Recipe&>(call).aside->workspace;
@@ -553,7 +463,7 @@ Bytes Driver::workspace(const Call& call) const noexcept {
 void Driver::own_unrecomputable() {
     engine.take_unrecomputable(unrecomputable_);
     for (Storage* source : unrecomputable_) {
-        own(record_of(*source));
+        record_of(*source).own();
     }
     unrecomputable_.clear();
 }
@@ -562,9 +472,9 @@ void Driver::own_unrecomputable() {
 // again.
 void Driver::free(Storage& storage) {
     observers.evictions += storage.dead() ? 0 : 1;
-    if (!evict_keeping_placeholder(record_of(storage))) {
-        held_list_.remove(record_of(storage));
-        vacate(record_of(storage));
+    if (!registry.evict_keeping_placeholder(record_of(storage))) {
+        registry.held_list.remove(record_of(storage));
+        registry.vacate(record_of(storage));
         if (swapper != nullptr) [[unlikely]] {
             swapper->gone(record_of(storage));
         }
@@ -733,7 +643,7 @@ void Driver::settle_results(
         if (!made.resident) {
             is_programs = is_programs || made.placeholder;
             device.streams.note(made.id, order);
-            arrive(made, storage_impl, detach_placeholder(made));
+            registry.place(made, storage_impl, registry.detach_placeholder(made));
         }
     }
     if (is_programs && device.streams.are_several() && device.orders_readers) {
@@ -742,18 +652,11 @@ void Driver::settle_results(
 }
 
 void Driver::dispose(Storage& storage) noexcept {
-    StorageRecord& record = record_of(storage);
-    held_list_.remove(record);
-    table_.take(record);
-    if (observers.audit) [[unlikely]] {
-        observers.audit->forget(record);
-    }
-    device.streams.forget(record.id);
-    records_.drop(record);
+    registry.dispose(record_of(storage));
 }
 
 void Driver::dispose(Call& call) noexcept {
-    recipes_.drop(recipe_of(call));
+    registry.records.drop(recipe_of(call));
 }
 
 }  // namespace rekindle

@@ -35,33 +35,27 @@
 #include <utility>
 #include <vector>
 
-#include "../base/slab.h"
 #include "../engine/engine.h"
 #include "../engine/frame.h"
 #include "../engine/performer.h"
 #include "../ops/errors.h"
 #include "../ops/prices.h"
 #include "../torch/device.h"
-#include "../torch/free_queue.h"
 #include "../torch/rng_history.h"
 #include "../torch/storage_ptr.h"
 #include "budget_backoff.h"
 #include "foreign_memory.h"
-#include "held_list.h"
 #include "in_progress.h"
-#include "moved_tensors.h"
 #include "observers.h"
 #include "only_counting.h"
-#include "pending_frees.h"
 #include "readers.h"
 #include "recipe.h"
+#include "registry.h"
 #include "reserved.h"
 #include "snapshot.h"
 #include "step_observer.h"
 #include "storage_record.h"
-#include "storage_table.h"
 #include "test_hooks.h"
-#include "untracked_storages.h"
 
 namespace rekindle {
 
@@ -92,19 +86,10 @@ public:
     ~Driver() override;
 
 private:
-    // Allocators of storage records and recipes. Like `device` below they are destroyed after the
-    // engine, whose destructor returns its records and recipes to them (`dispose`).
-    Slab<StorageRecord> records_;
-    Slab<Recipe> recipes_;
-    StorageTable table_;
-    PendingFrees pending_;
-    UntrackedStorages untracked_;
     ForeignMemory foreign_;
-    HeldList held_list_;
     // Buffer of `perform`: values whose recipe was dropped during the event, so that they must stay
     // in memory.
     std::vector<Storage*> unrecomputable_;
-    OpId next_op_ = 0;
     Ref<Storage> resizing_;              // storage that the program is resizing now
     std::vector<Ref<Storage>> emptied_;  // storages that the program resized to zero bytes
     // While `torch.utils.swap_tensors` runs: records without their weak reference to a tensor
@@ -114,23 +99,19 @@ private:
     // those that the device's allocator gave out in addition to known storages: no operator
     // reported them, or the allocator rounded sizes up.
     Ref<Storage> outside_;
-    std::vector<c10::Device> devices_used_;  // devices whose memory the program used
-    bool assumed_;  // the user did not name the device, so that it was assumed
 
 public:
     // What the engine's destructor asks stands before the engine, so that it is destroyed after it:
-    // the observers, and the device.
+    // the observers, the device, and the registry, to which it returns its records and recipes.
     Observers observers;
     Device device;
+    Registry registry;
     // policy written in Python, which the engine owns; null: a built-in policy decides
     PythonChooser* const own_policy;
     Engine engine;
     BudgetBackoff backoff;
     Reserved reserved{*this};
     Prices prices;
-    // freed storages and destroyed saved-tensor handles that were not processed yet
-    FreeQueue free_queue;
-    MovedTensors moved_tensors;
     // states of the random generators, so that a recomputation draws the same numbers
     RngHistory positions;
 
@@ -153,7 +134,6 @@ public:
     bool records_streams = false;  // the program called `record_stream`
     // the program has freed parameters that it may fill again, as FSDP does
     bool frees_parameters = false;
-    std::int64_t storages_made = 0;
     // Longest permitted chain of recipes, each of which reads the result of the previous one. The
     // value at the end of a longer chain loses its recipe and stays in memory.
     std::int32_t longest_chain = 1'000;
@@ -169,7 +149,6 @@ public:
     // chains of recipes.
     std::int64_t next_history_check = 1'000;
     bool evicts_held_last = false;  // user-held values may be evicted last (`evict="auto"`)
-    int placeholders = 0;           // number of user-held values that are evicted now
 
     std::vector<EvictHeldLast*> resorts;  // active scopes in which user-held values may be evicted
     std::unique_ptr<HeldEviction> held_eviction;  // null unless `evict="anything"`
@@ -203,22 +182,11 @@ public:
 
     // Start swapping values to the host. `copies` is the Python object that stores them.
     void swap_with(const Swap& swap, struct _object* copies);
-    // Bind the evicted `record` to the memory in `storage_impl`. That memory already has the
-    // contents of the evicted value.
-    void attach_storage(StorageRecord& record, const StoragePtr& storage_impl);
 
     // -- storages -------------------------------------------------------------------------------
 
     // Start the budget: count the bytes that the device's allocator gave out before.
     void open();
-    // Return the bytes of `storage_impl`, rounded up as the allocator does, or 0 if the storage is
-    // not on the device whose memory the budget limits.
-    Bytes counted(const c10::StorageImpl& storage_impl);
-    // Return true if `storage_impl` is on the device whose memory the budget limits.
-    bool counts(const c10::StorageImpl& storage_impl);
-
-    // Return the devices whose memory the program has used so far.
-    const std::vector<c10::Device>& devices_used() const noexcept { return devices_used_; }
 
     // Create the engine's entry for an operator call. `facts` is null if no operator of the program
     // made the outputs. Without `replayable` the call is never repeated to recompute its outputs.
@@ -234,35 +202,10 @@ public:
     // Report to the engine that an operator ran whose results get no record. Their bytes count
     // against the budget, but they are never evicted.
     void count(Nanoseconds cost, Bytes nbytes, Bytes workspace);
-    // Store a weak reference to `tensor`, by which the program refers to the value of `record`.
-    static void remember(StorageRecord& record, const c10::TensorImpl& tensor);
-    // Return the entry of the address table for the memory of `storage_impl`, or null.
-    AddressEntry* find_by_address(const c10::StorageImpl& storage_impl) noexcept;
     // Return the record of the storage of `tensor`, or null if the tensor has no memory. A storage
     // that has no record gets one. It becomes a source: a value that cannot be recomputed.
     StorageRecord* find_or_register(const c10::TensorImpl& tensor);
 
-    // Call `visit(address, entry)` for each storage that has no record.
-    template <class F>
-    void each_counted(F&& visit) {
-        table_.each_counted(std::forward<F>(visit));
-    }
-
-    // Count the bytes of `storage_impl` against the budget, without giving it a record. Return the
-    // bytes, or 0 if they are counted already.
-    Bytes count(c10::StorageImpl& storage_impl, const Facts* maker);
-    // Record, for snapshots, that autograd saved a tensor in `storage_impl`, while operators are
-    // only counted.
-    void note_saved(const c10::StorageImpl& storage_impl);
-    // Bind `record` to `storage_impl`, whose memory has the value of the record from now on.
-    void bind_storage(StorageRecord& record, const StoragePtr& storage_impl);
-    // Detach the memory of `record` from the record and return it. The caller becomes the only
-    // owner of the memory.
-    StoragePtr take_storage(StorageRecord& record);
-    // Transfer the memory of `before` to `after`, the record of the next version of the value.
-    void transfer_storage(StorageRecord& before, StorageRecord& after);
-    // Redirect all saved-tensor handles of autograd from `before` to `after`.
-    void redirect_references(StorageRecord& before, StorageRecord& after);
     // Record that the operator call `call` writes the memory of `before` in place. Return the
     // record of the new version of the value. All saved-tensor handles then refer to the new
     // version.
@@ -334,18 +277,12 @@ public:
     // Make a private copy of the external memory of `record`, for recipes to read. `storage_impl`
     // keeps the copy alive until a recipe refers to it.
     StorageRecord& copy_now(StorageRecord& record, StoragePtr& storage_impl);
-    // Store the checksum of the weight `record` when recipes start to read it. Each recomputation
-    // compares the weight with this checksum, and raises if it has changed.
-    static void note_checksum(StorageRecord& record);
     // Drop the runtime's weak reference to `tensor` until `resume_origin_tracking`, because
     // `torch.utils.swap_tensors` refuses tensors with weak references.
     void suspend_origin_tracking(const c10::TensorImpl& tensor);
     // `tensor` has other memory than `before` now (`tensor.data = ...`).
     void note_moved(const c10::TensorImpl& tensor, c10::StorageImpl& before);
     void resume_origin_tracking();
-    // Find out which storages without a deleter hook the program has freed, because nothing reports
-    // their frees. If `youngest`, check only the storages added last.
-    void poll_untracked(bool youngest = false);
     // Drop the recipes of values, such as an RNN's state, that the program carries from one
     // autograd graph to the next. Otherwise their chain of recipes would grow forever.
     void prune_history();
@@ -400,9 +337,6 @@ public:
     void pin_while_held(StorageRecord& record);
     // At the end of the budget, restore every user-held value that is evicted.
     void bring_all_back();
-    // Take a strong reference to the memory of `record`, so that only the runtime decides when to
-    // free it.
-    void own(StorageRecord& record);
     // Drop the runtime's strong reference to the memory of `record`, if neither autograd nor a
     // recipe needs it any more.
     void disown(StorageRecord& record);
@@ -447,41 +381,15 @@ public:
     // caller returns emptied segments to the device.
     Way evict_for_place(Bytes nbytes, Bytes missing, Segments segments);
 
-    // Call `visit(address, nbytes)` for each storage on the device that has no deleter hook, so
-    // that only polling shows when PyTorch frees it.
-    template <class F>
-    void each_on_device(F&& visit) const {
-        untracked_.each([&](const c10::StorageImpl& storage_impl) {
-            if (storage_impl.device() == device.which() && storage_impl.data() != nullptr) {
-                const auto address = reinterpret_cast<std::uintptr_t>(storage_impl.data());
-                visit(
-                    static_cast<Bytes>(address),
-                    device.rounded(static_cast<Bytes>(storage_impl.nbytes()))
-                );
-            }
-        });
-    }
-
-    // Take the addresses of freed storages from the free queue, and remove them from the address
-    // table. Must be called before a look-up in the table: PyTorch may have given a freed address
-    // to another storage. `process_pending` reports the freed storages to the engine later.
-    void drain_free_queue();
     // Process everything that happened since the last call: saved-tensor handles that autograd
     // destroyed, and memory that the program freed.
     void process_pending();
 
     void process_pending_if_needed() {
-        if (free_queue.any() || pending_.any() || untracked_.are_due() || has_discarded()) {
+        if (registry.any_freed() || has_discarded()) {
             process_pending();
         }
     }
-
-    // Return true if `drain_free_queue` found freed memory that the engine still counts.
-    bool any_gone() const noexcept { return !pending_.storages.empty(); }
-
-    // Return true if some of the freed memory that the engine still counts belonged to a value that
-    // is locked in the engine, because an event uses it.
-    bool any_locked_is_gone() const noexcept { return pending_.any_locked(); }
 
     // Prepare for an operator that the program runs on the stream `now`. Return the index of that
     // stream.
@@ -498,7 +406,7 @@ public:
     // the peak does not include them.
     void about_to_peak(Bytes needed) {
         if (device.queues() && needed > engine.peak - engine.memory) [[unlikely]] {
-            poll_untracked(true);
+            registry.poll_untracked(true);
             process_pending_if_needed();
         }
     }
@@ -530,16 +438,10 @@ public:
     // memory.
     void add_module_tensor(const c10::TensorImpl& tensor, bool parameter);
 
-    // Return the number of operator calls of the program so far.
-    OpId operators() const noexcept { return next_op_; }
-
     std::size_t bytes_of_bookkeeping() const noexcept;
     // Check the invariants of the driver's tables, which hold between two events. Return the first
     // one violated, or null. For tests.
     const char* fault();
-
-    // Return the number of records and recipes that exist.
-    std::size_t alive() const noexcept { return records_.alive() + recipes_.alive(); }
 
     // -- actions --------------------------------------------------------------------------------
 
@@ -599,8 +501,6 @@ private:
     void poll_held();
     bool ask_allocator();
     void look_at_all();
-    void drop_address(const void* address, AddressEntry resident);
-    void let_home_go(StorageRecord& record);
     StorageRecord& known_at(AddressEntry found, c10::StorageImpl& storage_impl);
     StorageRecord* emptied_at(const c10::StorageImpl& storage_impl);
     StorageRecord& adopt(const c10::TensorImpl& tensor, c10::StorageImpl& storage_impl);
@@ -614,18 +514,11 @@ private:
     void make_external(StorageRecord& record);
     void widen(StorageRecord& record, c10::StorageImpl& storage_impl);
     std::vector<Ref<Storage>> overlapping(c10::StorageImpl& storage_impl);
-    static void describe(StorageRecord& record, const c10::TensorImpl& tensor);
-    void vacate(StorageRecord& record);
     void release(StorageRecord& record);
     void close_books() noexcept;
     void let_go_of_idle();
     bool is_long_lived_state(StorageRecord& record);
     void gone(StorageRecord& record);
-    bool evict_keeping_placeholder(StorageRecord& record);
-    StoragePtr detach_placeholder(StorageRecord& record);
-    void arrive(
-        StorageRecord& record, const StoragePtr& storage_impl, const StoragePtr& placeholder
-    );
     void hand_back(StorageRecord& record);
     std::exception_ptr restore_all_placeholders();
     void use_in_any_case(StorageRecord& record);

@@ -55,7 +55,7 @@ void Driver::begins(Reader& reader) {
     StorageList read;
     reader.note_read(read);
     for (const c10::StorageImpl* storage_impl : read) {
-        const AddressEntry* found = find_by_address(*storage_impl);
+        const AddressEntry* found = registry.find(*storage_impl);
         if (found != nullptr && found->record != nullptr && found->record->evictable_while_held) {
             engine.set_evictable_while_held(*found->record, false);
         }
@@ -118,7 +118,7 @@ std::vector<Ref<Storage>> Driver::select_held() {
     StorageList read;
     const bool but_saved = note_all_read(read);
     std::vector<Ref<Storage>> candidates;
-    held_list_.each([&](StorageRecord& record) {
+    registry.held_list.each([&](StorageRecord& record) {
         if (is_evictable(record, read, but_saved)) {
             candidates.emplace_back(&record);
         }
@@ -129,80 +129,11 @@ std::vector<Ref<Storage>> Driver::select_held() {
     return candidates;
 }
 
-// Evict the value of `record`, and leave the program an empty placeholder storage whose access
-// raises. Return false if the program does not hold the value.
-bool Driver::evict_keeping_placeholder(StorageRecord& record) {
-    if (!record.held || !record.evictable_while_held) [[likely]] {
-        return false;
-    }
-    const StoragePtr storage_impl = record.at();
-    // If the program freed the storage just now, maybe in another thread, no placeholder is needed.
-    if (!storage_impl || !record.is_held()) {
-        held_list_.remove(record);
-        vacate(record);
-        // The value is evicted like a user-held one, but the program has freed its storage.
-        record.placeholder = true;
-        ++placeholders;
-        pending_.storages.emplace_back(&record);
-        return true;
-    }
-    // The allocator does not reuse the evicted memory before the streams that still read it are
-    // done.
-    if (device.queues()) {
-        device.keep_until_read(*storage_impl, record.id);
-    }
-    table_.take(record.address);
-    record.keeper.reset();
-    make_placeholder(*storage_impl);
-    drain_free_queue();  // remove the entry of an earlier storage at the address of the placeholder
-    record.storage_impl = weak(*storage_impl);
-    record.address = address_of(*storage_impl);
-    record.placeholder = true;
-    ++placeholders;
-    table_.put(record.address, &record, record.nbytes, record.maker, nullptr);
-    return true;
-}
-
-// Forget the placeholder (empty storage) of the evicted value `record`. Return this storage if the
-// program still holds it, else null.
-StoragePtr Driver::detach_placeholder(StorageRecord& record) {
-    if (!record.placeholder) {
-        return {};
-    }
-    record.placeholder = false;
-    --placeholders;
-    table_.take(record);
-    pending_.restored.emplace_back(&record);
-    return record.storage_impl.lock();
-}
-
-// Put the restored contents in `storage_impl` into `placeholder`, the empty storage by which the
-// program refers to the value of `record`. If the program has freed that storage, keep
-// `storage_impl` instead.
-void Driver::arrive(
-    StorageRecord& record, const StoragePtr& storage_impl, const StoragePtr& placeholder
-) {
-    if (placeholder) {
-        table_.take(record);
-        restore_into(*placeholder, *storage_impl);
-        // the program may free its own storage before the restored value is read
-        record.keeper = placeholder;
-    } else {
-        // The program has freed the empty storage of this value, so forget the tensor by which it
-        // referred to the value.
-        record.version = Version();
-        record.unwatched = false;
-        record.origin = no_tensor();
-        record.keeper = storage_impl;
-    }
-    bind_storage(record, record.keeper);
-}
-
 // Release the runtime's reference to the restored storage of `record`, if autograd does not refer
 // to the value. Then the program is the only owner of the memory.
 void Driver::hand_back(StorageRecord& record) {
     if (record.resident && record.replayable) {
-        held_list_.add(record);
+        registry.held_list.add(record);
     }
     if (record.resident) {
         disown(record);
@@ -210,7 +141,7 @@ void Driver::hand_back(StorageRecord& record) {
 }
 
 void Driver::bring_back(const c10::StorageImpl& storage_impl) {
-    const AddressEntry* found = find_by_address(storage_impl);
+    const AddressEntry* found = registry.find(storage_impl);
     if (found != nullptr && found->record != nullptr && found->record->placeholder) {
         use(*found->record);
     }
@@ -218,7 +149,7 @@ void Driver::bring_back(const c10::StorageImpl& storage_impl) {
 
 void Driver::pin_exposed_address(c10::StorageImpl& storage_impl) {
     bring_back(storage_impl);
-    const AddressEntry* found = find_by_address(storage_impl);
+    const AddressEntry* found = registry.find(storage_impl);
     if (found != nullptr && found->record != nullptr) {
         StorageRecord& record = *found->record;
         const Ref<Storage> kept(&record);
@@ -247,7 +178,7 @@ void Driver::bring_all_back() {
         held_eviction->close();
     }
     const std::exception_ptr failure =
-        placeholders == 0 ? std::exception_ptr() : restore_all_placeholders();
+        registry.placeholders == 0 ? std::exception_ptr() : restore_all_placeholders();
     if (held_eviction) {
         held_eviction->forget_recipes();
     }

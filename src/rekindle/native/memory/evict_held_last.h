@@ -96,7 +96,7 @@ bool with_held_evictable(Driver& driver, Locked& lock, Step&& step) {
         const Unlocked others(lock);
         known = all_threads_are_known(driver);
     }
-    driver.drain_free_queue();
+    driver.registry.drain();
     if (!known || !driver.evicts_held_last || driver.in_progress.reading_anything != 0) {
         return false;
     }
@@ -121,7 +121,7 @@ void or_without_copies(Driver& driver, Locked& lock, Step&& step) {
         moved = move_copies_out(driver);
     }
     if (!moved) {
-        driver.drain_free_queue();
+        driver.registry.drain();
         throw OutOfBudgetError(*std::move(shortage));
     }
     driver.process_pending();
@@ -152,7 +152,7 @@ void retry_evicting_held(Driver& driver, Locked& lock, Step&& step) {
 
 // Restore the contents of `tensor`, if they were evicted while the program held the tensor.
 inline void bring_back(Driver& driver, Locked& lock, const c10::TensorImpl& tensor) {
-    if (driver.placeholders != 0 && has_memory(tensor)) [[unlikely]] {
+    if (driver.registry.placeholders != 0 && has_memory(tensor)) [[unlikely]] {
         c10::StorageImpl& storage_impl = *tensor.unsafe_storage().unsafeGetStorageImpl();
         if (is_placeholder(storage_impl)) {
             retry_evicting_held(driver, lock, [&] { driver.bring_back(storage_impl); });
@@ -167,7 +167,7 @@ inline StorageRecord* find_or_register(
     Driver& driver, Locked& lock, const c10::TensorImpl& tensor
 ) {
     const AddressEntry* found =
-        driver.find_by_address(*tensor.unsafe_storage().unsafeGetStorageImpl());
+        driver.registry.find(*tensor.unsafe_storage().unsafeGetStorageImpl());
     if (found != nullptr) {
         StorageRecord* known = found->record;
         return known != nullptr && !known->untracked ? known : driver.find_or_register(tensor);

@@ -29,7 +29,7 @@ void Driver::mark_externally_writable(c10::StorageImpl& storage_impl) {
     bring_back(storage_impl);
     // If the memory is not registered yet, the first operator that reads it registers it as
     // external.
-    if (const AddressEntry* found = find_by_address(storage_impl)) {
+    if (const AddressEntry* found = registry.find(storage_impl)) {
         make_external(known_at(*found, storage_impl));
     }
     share_with_overlapping(storage_impl);
@@ -38,7 +38,7 @@ void Driver::mark_externally_writable(c10::StorageImpl& storage_impl) {
 void Driver::about_to_write_unseen(c10::StorageImpl& storage_impl) {
     process_pending();
     bring_back(storage_impl);
-    const AddressEntry* found = find_by_address(storage_impl);
+    const AddressEntry* found = registry.find(storage_impl);
     if (found != nullptr && found->record != nullptr) {
         new_contents_of(*found->record);
     }
@@ -50,7 +50,7 @@ void Driver::about_to_write_unseen(c10::StorageImpl& storage_impl) {
 
 void Driver::version_raised(c10::StorageImpl& storage_impl) {
     process_pending();
-    const AddressEntry* found = find_by_address(storage_impl);
+    const AddressEntry* found = registry.find(storage_impl);
     if (found == nullptr || found->record == nullptr) {
         return;
     }
@@ -117,7 +117,7 @@ std::vector<Ref<Storage>> Driver::overlapping(c10::StorageImpl& storage_impl) {
     };
     if (!is_foreign(storage_impl)) {
         for (const StoragePtr& each : foreign_.within(range)) {
-            const AddressEntry* entry = find_by_address(*each);
+            const AddressEntry* entry = registry.find(*each);
             if (entry != nullptr && entry->record != nullptr) {
                 add(*entry->record);
             }
@@ -126,7 +126,7 @@ std::vector<Ref<Storage>> Driver::overlapping(c10::StorageImpl& storage_impl) {
     }
     // On a CPU, the keys of the table are addresses of memory.
     const bool by_key = storage_impl.device_type() == c10::DeviceType::CPU;
-    table_.each([&](const void* key, const AddressEntry& entry) {
+    registry.table.each([&](const void* key, const AddressEntry& entry) {
         if (entry.record == nullptr) {
             return;
         }
@@ -159,19 +159,19 @@ bool Driver::share_with_overlapping(c10::StorageImpl& storage_impl) {
 // record have all of this memory.
 void Driver::widen(StorageRecord& record, c10::StorageImpl& storage_impl) {
     const Ref<Storage> kept(&record);
-    const Bytes more = counted(storage_impl) - record.nbytes;
+    const Bytes more = registry.devices.counted(storage_impl) - record.nbytes;
     if (more > engine.budget - engine.memory) {
         make_room(more, "a tensor of yours");
     }
     share_with_overlapping(storage_impl);
     new_contents_of(record).special.make_external();  // without the copy of the first part
     const StoragePtr whole = StoragePtr::reclaim_copy(&storage_impl);
-    table_.take(record);
+    registry.table.take(record);
     if (record.keeper) {
         record.keeper = whole;
     }
-    bind_storage(record, whole);
-    engine.resize(record, counted(storage_impl));
+    registry.bind(record, whole);
+    engine.resize(record, registry.devices.counted(storage_impl));
     note_memory();
 }
 
@@ -195,8 +195,8 @@ bool Driver::save_overlapping(StorageRecord& record) {
 // -- tensors that get other memory ----------------------------------------------------------------
 
 void Driver::note_moved(const c10::TensorImpl& tensor, c10::StorageImpl& before) {
-    drain_free_queue();
-    const AddressEntry* found = find_by_address(before);
+    registry.drain();
+    const AddressEntry* found = registry.find(before);
     if (found == nullptr || !has_memory(tensor)) {
         return;
     }
@@ -204,8 +204,8 @@ void Driver::note_moved(const c10::TensorImpl& tensor, c10::StorageImpl& before)
     const bool saved = record != nullptr && record->references != 0;
     // Handles made while operators were only counted hold the storage, and are not known by record.
     const bool counted = only_counting.has_begun() && (found->saved || record != nullptr);
-    if (saved || counted || moved_tensors.has(tensor)) {
-        moved_tensors.note(tensor, saved ? record : nullptr, counted ? &before : nullptr);
+    if (saved || counted || registry.moved_tensors.has(tensor)) {
+        registry.moved_tensors.note(tensor, saved ? record : nullptr, counted ? &before : nullptr);
     }
     if (record != nullptr) {
         record->stop_following(tensor);
@@ -214,7 +214,7 @@ void Driver::note_moved(const c10::TensorImpl& tensor, c10::StorageImpl& before)
         return;
     }
     // Other tensors have the same version counter, so it also counts writes to the old memory.
-    found = find_by_address(*tensor.unsafe_storage().unsafeGetStorageImpl());
+    found = registry.find(*tensor.unsafe_storage().unsafeGetStorageImpl());
     for (StorageRecord* each : {record, found == nullptr ? nullptr : found->record}) {
         if (each != nullptr) {
             each->shares_version_counter = true;
@@ -250,12 +250,6 @@ StorageRecord& Driver::copy_now(StorageRecord& record, StoragePtr& storage_impl)
     StorageRecord& made = make_source(nullptr, storage_impl, nullptr);
     record.special.external()->copy = Ref<Storage>(&made);
     return made;
-}
-
-void Driver::note_checksum(StorageRecord& record) {
-    if (!record.special.external()->checksum || !record.consumed()) {
-        record.special.external()->checksum = checksum_of(*record.at());
-    }
 }
 
 // -- `torch.utils.swap_tensors` refuses tensors with weak references ------------------------------

@@ -194,10 +194,10 @@ StorageRecord& settle(Driver& driver, StorageRecord& record, const c10::TensorIm
         return record;
     }
     const Ref<Storage> kept(&record);
-    static_cast<void>(driver.take_storage(record));
+    static_cast<void>(driver.registry.take(record));
     driver.engine.resize(record, 0);
     StorageRecord& now = *driver.find_or_register(tensor);
-    driver.redirect_references(record, now);
+    driver.registry.redirect(record, now);
     driver.perform([&] { driver.engine.drop(record); });
     return now;
 }

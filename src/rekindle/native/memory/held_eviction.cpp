@@ -47,7 +47,7 @@ void HeldEviction::bring(const StorageList& storages, Kept& kept, Locked& lock) 
     // those that must be restored.
     for (const bool missing : {false, true}) {
         for (const c10::StorageImpl* storage_impl : storages) {
-            const auto* found = driver_.find_by_address(*storage_impl);
+            const auto* found = driver_.registry.find(*storage_impl);
             if (found == nullptr || found->record == nullptr || !found->record->replayable ||
                 (!missing && !found->record->resident)) {
                 continue;
@@ -250,7 +250,7 @@ void HeldEviction::about_to_let_go(Locked& lock) {
         const Unlocked others(lock);
         known = all_threads_are_known(driver_);
     }
-    driver_.drain_free_queue();
+    driver_.registry.drain();
     if (open) {
         pause(!known || driver_.in_progress.reading_anything != 0);
     }

@@ -43,7 +43,7 @@ Recomputing::Recomputing(
     if (in_place) {
         for (const Overwrite& pair : recipe.overwrites()) {
             StorageRecord& source = record_of(*pair.source->storage);
-            lent_.emplace_back(&source, driver.take_storage(source));
+            lent_.emplace_back(&source, driver.registry.take(source));
         }
     }
     ++driver_.in_progress.started;
@@ -64,10 +64,10 @@ Recomputing::~Recomputing() {
     if (reads_anything_) {
         --driver_.in_progress.reading_anything;
     }
-    driver_.drain_free_queue();
+    driver_.registry.drain();
     // True if the program has freed an operand of this recomputation. Its result then cannot be
     // used.
-    const bool dropped = driver_.any_locked_is_gone();
+    const bool dropped = driver_.registry.any_locked_is_gone();
     if (dropped) {
         without_throwing([&] { driver_.process_pending(); });
     }
@@ -85,7 +85,7 @@ Recomputing::~Recomputing() {
         interlude_.give_back(recipe_);
         for (const auto& [source, storage_impl] : lent_) {
             source->keeper = storage_impl;
-            driver_.bind_storage(*source, storage_impl);
+            driver_.registry.bind(*source, storage_impl);
         }
     }
 }

@@ -13,7 +13,7 @@ void start_recording(Driver& driver, Transcript& transcript) {
         const std::int64_t held = each->held ? 1 : 0;
         transcript.present.push_back({each->id, each->nbytes, each->references, held});
     }
-    driver.each_counted([&](const void* address, const AddressEntry& counted) {
+    driver.registry.table.each_counted([&](const void* address, const AddressEntry& counted) {
         const auto id = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(address));
         transcript.counted.push_back({id, counted.nbytes, 0, 1});
     });

@@ -127,7 +127,7 @@ void Reserved::ask_allocator() {
     reserved_then_ = driver_.device.reserved();
     since_ = 0;
     std::unordered_set<Bytes> known;
-    driver_.each_on_device([&](Bytes address, Bytes) { known.insert(address); });
+    driver_.registry.each_on_device([&](Bytes address, Bytes) { known.insert(address); });
     for (std::vector<Block>& segment : segments_) {
         for (Block& block : segment) {
             block.used = block.used && !known.contains(block.address);
@@ -139,7 +139,7 @@ void Reserved::ask_allocator() {
 // storages that the driver has made or freed since.
 Segments Reserved::now() const {
     std::vector<Block> known;
-    driver_.each_on_device([&](Bytes address, Bytes nbytes) {
+    driver_.registry.each_on_device([&](Bytes address, Bytes nbytes) {
         known.push_back({address, nbytes, true, {}});
     });
     std::ranges::sort(known, by_address);

@@ -72,7 +72,7 @@ AllocationId Driver::allocation_of(const c10::TensorImpl& tensor) {
     if (!has_memory(tensor)) {
         return 0;
     }
-    const AddressEntry* found = find_by_address(*tensor.unsafe_storage().unsafeGetStorageImpl());
+    const AddressEntry* found = registry.find(*tensor.unsafe_storage().unsafeGetStorageImpl());
     return found == nullptr ? 0 : found->allocation;
 }
 
@@ -120,7 +120,8 @@ void Driver::add_storage(Snapshot& snapshot, StorageRecord& record) {
             add_gradient(snapshot, origin);
         }
     }
-    const AddressEntry* found = record.address == nullptr ? nullptr : table_.find(record.address);
+    const AddressEntry* found =
+        record.address == nullptr ? nullptr : registry.table.find(record.address);
     snapshot.holders.push_back({
         record.nbytes,
         found == nullptr ? 0 : found->allocation,
@@ -150,7 +151,7 @@ void Driver::take_snapshot(Snapshot& snapshot, ProgramLine line) {
             add_storage(snapshot, record_of(*each));
         }
     }
-    each_counted([&](const void* /*address*/, const AddressEntry& counted) {
+    registry.table.each_counted([&](const void* /*address*/, const AddressEntry& counted) {
         const int flags = Holder::COUNTED | (counted.saved ? Holder::REFERENCED : 0);
         const char* site = counted.maker == nullptr ? "" : counted.maker->name.c_str();
         const AllocationId allocation = counted.allocation;

@@ -92,4 +92,22 @@ bool StorageRecord::is_counted_with_others() const {
     return any(previous, &Storage::previous) || any(next, &Storage::next);
 }
 
+void describe(StorageRecord& record, const c10::TensorImpl& tensor) {
+    record.follow(tensor);
+    const at::Tensor whole(record.origin.lock());
+    record.parameter = whole.requires_grad() && whole.is_leaf();
+}
+
+void remember(StorageRecord& record, const c10::TensorImpl& tensor) {
+    record.origin = weak(tensor);
+    record.version.expected = Version::count_of(tensor.version_counter());
+    record.unwatched = true;
+}
+
+void note_checksum(StorageRecord& record) {
+    if (!record.special.external()->checksum || !record.consumed()) {
+        record.special.external()->checksum = checksum_of(*record.at());
+    }
+}
+
 }  // namespace rekindle

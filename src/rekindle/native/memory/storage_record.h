@@ -196,6 +196,13 @@ struct StorageRecord final : Storage {
     // Return the storage of a value that is in memory.
     StoragePtr at() const { return keeper ? keeper : storage_impl.lock(); }
 
+    // Take a strong reference to the memory, so that only the runtime decides when to free it.
+    void own() {
+        if (!keeper) {
+            keeper = storage_impl.lock();
+        }
+    }
+
     // Return true if the value lives in the storage `other`, which is alive.
     bool is_in(const c10::StorageImpl& other) const noexcept {
         return (keeper ? keeper.get() : storage_impl._unsafe_get_target()) == &other;
@@ -233,5 +240,16 @@ inline StorageRecord& current(StorageRecord& record) noexcept {
     }
     return *found;
 }
+
+// Remember that the program refers to the new source `record` by `tensor`. The tensor's version
+// counter shows later writes by the program.
+void describe(StorageRecord& record, const c10::TensorImpl& tensor);
+// Store a weak reference to `tensor`, by which the program refers to the value of `record`, but no
+// reference to its version counter. Autograd takes a new result without copying it only if nothing
+// else refers to the counter.
+void remember(StorageRecord& record, const c10::TensorImpl& tensor);
+// Store the checksum of the weight `record` when recipes start to read it. Each recomputation
+// compares the weight with this checksum, and raises if it has changed.
+void note_checksum(StorageRecord& record);
 
 }  // namespace rekindle

@@ -28,32 +28,13 @@ void Driver::open() {
     }
 }
 
-bool Driver::counts(const c10::StorageImpl& storage_impl) {
-    const c10::Device there = storage_impl.device();
-    const c10::Device here = device.which();
-    const bool same = there.is_cpu() ? here.is_cpu() : there == here;
-    if (devices_used_.empty() || devices_used_.front() != there) {
-        if (std::ranges::find(devices_used_, there) == devices_used_.end()) {
-            devices_used_.push_back(there);
-        }
-        if (assumed_ && !same && !there.is_cpu()) {
-            throw WrongDeviceError(there);
-        }
-    }
-    return same;
-}
-
-Bytes Driver::counted(const c10::StorageImpl& storage_impl) {
-    return counts(storage_impl) ? device.rounded(static_cast<Bytes>(storage_impl.nbytes())) : 0;
-}
-
 Recipe& Driver::new_call(const Facts* facts, Nanoseconds cost, bool replayable) {
     observers.due.places_due = observers.due.notes_places;
-    return recipes_.make(engine.graph, next_op_++, cost, replayable, facts);
+    return registry.records.make_call(engine.graph, facts, cost, replayable);
 }
 
 StorageRecord& Driver::new_storage(Call& call, Bytes nbytes) {
-    StorageRecord& made = records_.make(engine.graph, storages_made++, nbytes);
+    StorageRecord& made = registry.records.make_storage(engine.graph, nbytes);
     device.streams.note(made.id, device.streams.unknown());
     engine.graph.makes(call, made);
     return made;
@@ -74,7 +55,7 @@ void Driver::admit(Recipe& call, Bytes workspace) {
     perform([&] { engine.admit(call, true); });
     for (Value* value : call.outputs()) {
         if (value->storage->replayable || swapper != nullptr) {
-            held_list_.add(record_of(*value->storage));
+            registry.held_list.add(record_of(*value->storage));
         }
     }
     if (observers.steps != nullptr) {
@@ -113,16 +94,10 @@ void Driver::note_memory() {
 // Return true if nothing needs records and recipes of the operators that follow.
 bool Driver::needs_no_records() const {
     return engine.budget != UNLIMITED && engine.peak <= OnlyCounting::most(engine.budget) &&
-           observers.evictions == 0 && placeholders == 0 && !device.queues() &&
+           observers.evictions == 0 && registry.placeholders == 0 && !device.queues() &&
            device.which().is_cpu() && allocations_are_counted() && !observers.need_records() &&
            !tests.evict_before_every_op && !held_eviction && swapper == nullptr &&
            own_policy == nullptr;
-}
-
-AddressEntry* Driver::find_by_address(const c10::StorageImpl& storage_impl) noexcept {
-    assert_locked();
-    const void* address = address_of(storage_impl);
-    return address == nullptr ? nullptr : table_.find(address);
 }
 
 StorageRecord* Driver::find_or_register(const c10::TensorImpl& tensor) {
@@ -130,20 +105,20 @@ StorageRecord* Driver::find_or_register(const c10::TensorImpl& tensor) {
     if (address_of(storage_impl) == nullptr) {
         return nullptr;
     }
-    AddressEntry* found = find_by_address(storage_impl);
+    AddressEntry* found = registry.find(storage_impl);
     if (found != nullptr && found->record != nullptr && found->record->untracked) [[unlikely]] {
         if (found->record->storage_impl.expired()) {
             // The storage recorded at this address was freed without a report, and PyTorch gave its
             // address to `storage_impl`. So remove the old record first.
-            poll_untracked();
+            registry.poll_untracked();
             process_pending();
-            found = find_by_address(storage_impl);
+            found = registry.find(storage_impl);
         } else if (
             found->record->special.is_external() &&
             std::cmp_less(found->record->size, storage_impl.nbytes())
         ) {
             widen(*found->record, storage_impl);
-            found = find_by_address(storage_impl);  // the table has changed
+            found = registry.find(storage_impl);  // the table has changed
         }
     }
     if (found == nullptr) {
@@ -159,23 +134,6 @@ StorageRecord& Driver::known_at(AddressEntry found, c10::StorageImpl& storage_im
                                    : list(found, StoragePtr::reclaim_copy(&storage_impl), nullptr);
 }
 
-Bytes Driver::count(c10::StorageImpl& storage_impl, const Facts* maker) {
-    const void* address = address_of(storage_impl);
-    const bool on_cpu = storage_impl.device_type() == c10::DeviceType::CPU;
-    if (address == nullptr || table_.find(address) != nullptr ||
-        (on_cpu && !hook_deleter(storage_impl))) [[unlikely]] {
-        // Memory of an allocator that the runtime does not hook is not counted now. When an
-        // operator reads such memory, it becomes a source (a value without a recipe).
-        return 0;
-    }
-    const Bytes nbytes = counted(storage_impl);
-    table_.add(address, nullptr, nbytes, maker, on_cpu ? nullptr : &storage_impl);
-    if (!on_cpu) [[unlikely]] {
-        untracked_.add(address, weak(storage_impl));
-    }
-    return nbytes;
-}
-
 // Register the memory of `storage_impl` as a source (a storage without a recipe). `maker` is the
 // operator of the program that made it, or null.
 StorageRecord& Driver::make_source(
@@ -183,20 +141,14 @@ StorageRecord& Driver::make_source(
 ) {
     Recipe& call = new_call(maker, 0, false);
     const Ref<Call> kept(&call);
-    StorageRecord& made = new_storage(call, counted(*storage_impl));
+    StorageRecord& made = new_storage(call, registry.devices.counted(*storage_impl));
     made.maker = maker;
     if (tensor != nullptr) {
         describe(made, *tensor);
     }
-    bind_storage(made, storage_impl);
+    registry.bind(made, storage_impl);
     admit(call);
     return made;
-}
-
-void Driver::note_saved(const c10::StorageImpl& storage_impl) {
-    if (AddressEntry* found = find_by_address(storage_impl)) {
-        found->saved = true;
-    }
 }
 
 // Give a record to a storage of which only the bytes were counted. It becomes a source (a storage
@@ -218,7 +170,7 @@ StorageRecord& Driver::list(
 // `OutOfBudgetError` if it does not fit.
 StorageRecord& Driver::adopt(const c10::TensorImpl& tensor, c10::StorageImpl& storage_impl) {
     const bool shares = share_with_overlapping(storage_impl);
-    const Bytes nbytes = counted(storage_impl);
+    const Bytes nbytes = registry.devices.counted(storage_impl);
     // Until now the bytes of this storage counted as device memory that no operator reported
     // (`outside_`). Subtract them there, so that they do not count twice.
     if (outside_) {
@@ -239,84 +191,6 @@ StorageRecord& Driver::adopt(const c10::TensorImpl& tensor, c10::StorageImpl& st
     return made;
 }
 
-// Remember that the program refers to the new source `record` by `tensor`. The tensor's version
-// counter shows later writes by the program.
-void Driver::describe(StorageRecord& record, const c10::TensorImpl& tensor) {
-    record.follow(tensor);
-    const at::Tensor whole(record.origin.lock());
-    record.parameter = whole.requires_grad() && whole.is_leaf();
-}
-
-// Store a weak reference to the tensor, but no reference to its version counter. Autograd takes a
-// new result without copying it only if nothing else refers to the counter.
-void Driver::remember(StorageRecord& record, const c10::TensorImpl& tensor) {
-    record.origin = weak(tensor);
-    record.version.expected = Version::count_of(tensor.version_counter());
-    record.unwatched = true;
-}
-
-void Driver::bind_storage(StorageRecord& record, const StoragePtr& storage_impl) {
-    drain_free_queue();  // the previous storage at this address was freed, so remove its entry
-    const bool on_cpu = storage_impl->device_type() == c10::DeviceType::CPU;
-    record.address = address_of(*storage_impl);
-    record.storage_impl = weak(*storage_impl);
-    record.size = static_cast<Bytes>(storage_impl->nbytes());
-    record.untracked = !on_cpu || !hook_deleter(*storage_impl);
-    device.streams.moved(record.id);
-    // If PyTorch did not allocate this memory, or has lent it to NumPy (then it cannot be resized),
-    // code outside PyTorch may write it.
-    if (((on_cpu && record.untracked) || !storage_impl->resizable()) &&
-        !record.special.is_external()) [[unlikely]] {
-        record.special.make_external();
-    }
-    if (record.address == nullptr) [[unlikely]] {
-        return;  // the value has no bytes
-    }
-    const c10::StorageImpl* untracked = record.untracked ? storage_impl.get() : nullptr;
-    StorageRecord* const before =
-        table_.put(record.address, &record, record.nbytes, record.maker, untracked);
-    if (before != nullptr && before != &record && before->address == record.address) [[unlikely]] {
-        // PyTorch has exchanged two storages, as it does to share one with another process. The
-        // storage of `before` is gone, and `record` has its memory.
-        before->address = nullptr;
-        pending_.storages.emplace_back(before);
-    }
-    if (record.untracked) [[unlikely]] {
-        untracked_.add(record.address, record.storage_impl);
-    }
-}
-
-StoragePtr Driver::take_storage(StorageRecord& record) {
-    table_.take(record);
-    StoragePtr storage_impl = record.at();
-    record.keeper.reset();
-    record.storage_impl = no_storage();
-    return storage_impl;
-}
-
-void Driver::transfer_storage(StorageRecord& before, StorageRecord& after) {
-    after.address = std::exchange(before.address, nullptr);
-    after.storage_impl = std::exchange(before.storage_impl, no_storage());
-    after.keeper = std::exchange(before.keeper, StoragePtr());
-    after.untracked = before.untracked;
-    after.size = before.size;
-    after.special.take_external(before.special);
-    after.maker = after.maker == nullptr ? before.maker : after.maker;
-    if (after.address != nullptr) {
-        const auto* untracked = after.untracked ? after.storage_impl._unsafe_get_target() : nullptr;
-        table_.put(after.address, &after, after.nbytes, after.maker, untracked);
-    }
-    held_list_.remove(before);
-}
-
-void Driver::redirect_references(StorageRecord& before, StorageRecord& after) {
-    before.successor = Ref<Storage>(&after);
-    after.references += std::exchange(before.references, 0);
-    if (after.references == 0) {
-        let_home_go(after);
-    }
-}
-
 StorageRecord& Driver::record_inplace_write(Call& call, StorageRecord& before) {
     StorageRecord& after = new_storage(call, before.nbytes);
     after.origin = before.origin;
@@ -328,8 +202,8 @@ StorageRecord& Driver::record_inplace_write(Call& call, StorageRecord& before) {
     // The new version of the value follows this tensor from now on. `torch.utils.swap_tensors`
     // refuses a tensor to which several weak references exist, so drop the old one.
     before.origin = no_tensor();
-    transfer_storage(before, after);
-    redirect_references(before, after);
+    registry.transfer(before, after);
+    registry.redirect(before, after);
     return after;
 }
 
@@ -363,7 +237,7 @@ void Driver::use(StorageRecord& record) {
         });
     }
     if (record.listed) {
-        held_list_.add(record);
+        registry.held_list.add(record);
         // During CUDA graph capture it is impossible to wait for a copy to the host, so wait now.
         finish_swap_out(*this, record);
     }
@@ -382,9 +256,9 @@ void Driver::pin(StorageRecord& record) {
         });
     }
     if (record.consumed()) {
-        own(record);
+        record.own();
     }
-    held_list_.remove(record);
+    registry.held_list.remove(record);
 }
 
 void Driver::seal(StorageRecord& record) {
@@ -405,11 +279,11 @@ void Driver::resized(StorageRecord& record) {
     }
     const void* address = address_of(*storage_impl);
     if (address != record.address) {
-        table_.take(record);
-        bind_storage(record, storage_impl);
+        registry.table.take(record);
+        registry.bind(record, storage_impl);
     }
     record.size = static_cast<Bytes>(storage_impl->nbytes());
-    engine.resize(record, counted(*storage_impl));
+    engine.resize(record, registry.devices.counted(*storage_impl));
     note_memory();
 }
 
@@ -428,9 +302,9 @@ void Driver::register_tensors(const std::vector<const c10::TensorImpl*>& tensors
             continue;
         }
         const c10::StorageImpl& storage_impl = *tensor->unsafe_storage().unsafeGetStorageImpl();
-        if (find_by_address(storage_impl) == nullptr && storages.insert(&storage_impl).second) {
+        if (registry.find(storage_impl) == nullptr && storages.insert(&storage_impl).second) {
             found.push_back(tensor);
-            needed += counted(storage_impl);
+            needed += registry.devices.counted(storage_impl);
         }
     }
     // until now the bytes of these tensors counted as memory that no operator reported
@@ -442,7 +316,7 @@ void Driver::register_tensors(const std::vector<const c10::TensorImpl*>& tensors
     }
     for (const c10::TensorImpl* each : found) {
         // Another thread may have counted this tensor while room for all of them was made.
-        if (find_by_address(*each->unsafe_storage().unsafeGetStorageImpl()) == nullptr) {
+        if (registry.find(*each->unsafe_storage().unsafeGetStorageImpl()) == nullptr) {
             find_or_register(*each);
         }
     }
@@ -470,7 +344,7 @@ void Driver::note_shared_version_counter(const c10::TensorImpl& tensor) {
 }
 
 void Driver::pin_as_constant(const c10::TensorImpl& tensor) {
-    AddressEntry* found = find_by_address(*tensor.unsafe_storage().unsafeGetStorageImpl());
+    AddressEntry* found = registry.find(*tensor.unsafe_storage().unsafeGetStorageImpl());
     StorageRecord* record = found == nullptr ? nullptr : found->record;
     // A storage without a record, whose bytes are only counted, has no recipe.
     if (record == nullptr || !record->replayable) {
@@ -490,7 +364,7 @@ void Driver::pin_as_constant(const c10::TensorImpl& tensor) {
 }
 
 bool Driver::save_what_needs(const c10::TensorImpl& tensor) {
-    AddressEntry* found = find_by_address(*tensor.unsafe_storage().unsafeGetStorageImpl());
+    AddressEntry* found = registry.find(*tensor.unsafe_storage().unsafeGetStorageImpl());
     StorageRecord* record = found == nullptr ? nullptr : found->record;
     if (record == nullptr) {
         return false;
@@ -504,7 +378,7 @@ bool Driver::save_what_needs(const c10::TensorImpl& tensor) {
 
 bool Driver::about_to_resize(c10::StorageImpl& storage_impl, Bytes nbytes, std::int64_t newest) {
     bring_back(storage_impl);
-    const AddressEntry* found = find_by_address(storage_impl);
+    const AddressEntry* found = registry.find(storage_impl);
     StorageRecord* known =
         found != nullptr ? &known_at(*found, storage_impl) : emptied_at(storage_impl);
     if (known == nullptr) {
@@ -517,7 +391,7 @@ bool Driver::about_to_resize(c10::StorageImpl& storage_impl, Bytes nbytes, std::
     if (more < 0 && !record.replayable && record.consumed()) {
         const bool leaves = (newest >= 0 && !device.is_capturing()) || record.absent;
         leaves ? leave(*this, record, newest) : forget(record);
-    } else if (more > engine.budget - engine.memory && counts(storage_impl)) {
+    } else if (more > engine.budget - engine.memory && registry.devices.counts(storage_impl)) {
         make_room(more, "resize_");
     }
     // Recipes may need the contents before the resize, so register the resize as a write (R3,
@@ -529,7 +403,7 @@ bool Driver::about_to_resize(c10::StorageImpl& storage_impl, Bytes nbytes, std::
 
 void Driver::has_been_resized() {
     if (const Ref<Storage> record = std::exchange(resizing_, {}); record) {
-        drain_free_queue();
+        registry.drain();
         device.streams.note(record->id, device.streams.unknown());
         resized(record_of(*record));
         if (record_of(*record).size == 0) {
@@ -550,33 +424,16 @@ StorageRecord* Driver::emptied_at(const c10::StorageImpl& storage_impl) {
     return found;
 }
 
-void Driver::own(StorageRecord& record) {
-    if (!record.keeper) {
-        record.keeper = record.storage_impl.lock();
-    }
-}
-
 void Driver::disown(StorageRecord& record) {
     // A source (a value without a recipe) stays in memory while recipes read it.
     const bool stays = record.pinned || !record.replayable;
     const bool needed = record.references != 0 || (record.consumed() && stays);
     if (record.held && !needed) {
-        let_home_go(record);  // from now on only the program, if anything, keeps the storage alive
+        registry.drop_keeper(
+            record
+        );  // from now on only the program, if anything, keeps the storage alive
     }
     let_go_of_idle();
-}
-
-// Release the runtime's reference to the storage of `record`. If that frees a storage without a
-// deleter hook, note the free here, because nothing else reports it.
-void Driver::let_home_go(StorageRecord& record) {
-    record.keeper.reset();
-    if (!record.untracked || record.address == nullptr || !record.storage_impl.expired()) {
-        return;
-    }
-    const AddressEntry* found = table_.find(record.address);
-    if (found != nullptr && found->record == &record) {
-        drop_address(record.address, *found);
-    }
 }
 
 // Release the runtime's references to the storages in `engine.idle`. The program holds these
@@ -586,7 +443,7 @@ void Driver::let_go_of_idle() {
         const Ref<Storage> idle = std::move(engine.idle.back());
         engine.idle.pop_back();
         if (idle->references == 0 && !idle->consumed()) {
-            let_home_go(record_of(*idle));
+            registry.drop_keeper(record_of(*idle));
         }
     }
 }

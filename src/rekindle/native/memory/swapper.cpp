@@ -179,7 +179,7 @@ void Swapper::handle_failed_write(StorageRecord& record, const StoragePtr& stora
     // If the recipe of `record` was dropped during the failed copy, the value must stay in memory.
     if (gone && !record.replayable) {
         engine_.swap_out_failed(record);
-        driver_.attach_storage(record, storage_impl);
+        driver_.registry.attach(record, storage_impl);
     } else {
         engine_.copy_lost(record);
     }

@@ -11,11 +11,6 @@ void Driver::swap_with(const Swap& swap, _object* copies) {
     swapper = std::make_unique<Swapper>(*this, copies);
 }
 
-void Driver::attach_storage(StorageRecord& record, const StoragePtr& storage_impl) {
-    device.streams.note(record.id, device.streams.unknown());
-    arrive(record, storage_impl, {});
-}
-
 // Run `events` of the engine within `Swapper::perform`, because swapping is on.
 void Driver::act_swapping(c10::function_ref<void()> events) const {
     swapper->perform(events);
@@ -59,8 +54,8 @@ bool Driver::swap_out(Storage& storage, bool keep) {
     }
     if (!keep) {
         observers.evictions += record.dead() ? 0 : 1;
-        held_list_.remove(record);
-        vacate(record);
+        registry.held_list.remove(record);
+        registry.vacate(record);
         swapper->gone(record);
     }
     return true;
@@ -72,7 +67,7 @@ void Driver::swap_in(Storage& storage, bool early) {
     StorageRecord& record = record_of(storage);
     refuse_in_a_graph(record.site());
     if (const StoragePtr storage_impl = swapper->fetch(record, early); storage_impl) {
-        attach_storage(record, storage_impl);
+        registry.attach(record, storage_impl);
     } else if (!record.resident && record.on_host && !engine.swap_in_failed(record)) {
         throw SwapReadError(record.site());
     }  // null: the swap-out was cancelled, or the engine recomputes the value

@@ -136,7 +136,9 @@ void notify_losses(Driver& driver) {
 
 void notify_places(Driver& driver) {
     driver.observers.due.places_due = false;
-    ask("places", "nL", driver.number(), static_cast<long long>(driver.operators()));
+    ask(
+        "places", "nL", driver.number(), static_cast<long long>(driver.registry.records.operators())
+    );
 }
 
 void notify_range(const Driver& driver, bool ends) {

@@ -70,7 +70,7 @@ PyObject* placeholders(PyObject* arguments) {
         const Locked lock;
         driver.process_pending();
     });
-    return PyLong_FromLong(driver.placeholders);
+    return PyLong_FromLong(driver.registry.placeholders);
 }
 
 // record_without_grad(driver, change) -> None

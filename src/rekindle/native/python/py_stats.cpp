@@ -39,7 +39,7 @@ PyObject* numbers(PyObject* arguments) {
     {
         const Locked lock;
         driver.process_pending();
-        driver.poll_untracked();
+        driver.registry.poll_untracked();
         driver.process_pending();
         const Engine& engine = driver.engine;
         found = {
@@ -53,7 +53,7 @@ PyObject* numbers(PyObject* arguments) {
             driver.observers.recomputations,
             engine.unlisted,
             static_cast<std::int64_t>(engine.n_storages()),
-            static_cast<std::int64_t>(driver.alive()),
+            static_cast<std::int64_t>(driver.registry.records.alive()),
             static_cast<std::int64_t>(driver.bytes_of_bookkeeping()),
             driver.rejoined.load(),
         };
@@ -185,7 +185,7 @@ PyObject* devices_used(PyObject* arguments) {
     std::vector<c10::Device> found;
     {
         const Locked lock;
-        found = driver.devices_used();
+        found = driver.registry.devices.used();
     }
     Object list(PyList_New(0));
     for (const c10::Device& each : found) {

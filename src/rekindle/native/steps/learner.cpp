@@ -148,7 +148,7 @@ void Learner::observe(std::int64_t op_id, const ParsedCall& parsed) {
         return;
     }
     op_ids_.push_back(op_id);
-    made_.push_back(driver_.storages_made);
+    made_.push_back(driver_.registry.records.storages_made);
     if (transcript_) {
         const std::size_t place = driver_.engine.journal.written() - transcript_->first_entry;
         transcript_->places.push_back(static_cast<std::int64_t>(place));
@@ -195,7 +195,7 @@ void Learner::go_to(std::size_t place) {
         attempt([&] { following_->follower.before(op); });
     }
     if (plan_) {
-        makes_ = number - driver_.storages_made;
+        makes_ = number - driver_.registry.records.storages_made;
     }
 }
 
@@ -289,7 +289,7 @@ void Learner::take(c10::intrusive_ptr<StepPlan> plan, std::span<const std::int64
             }
         }
     }
-    const std::int64_t makes = numbers[here] - driver_.storages_made;
+    const std::int64_t makes = numbers[here] - driver_.registry.records.storages_made;
     attempt([&] { following_->follower.skip(plan_->starts[here]); });
     if (plan_) {
         makes_ = makes;

@@ -133,7 +133,7 @@ public:
 
     Storage& current(Storage& storage) override { return rekindle::current(record_of(storage)); }
 
-    void own(Storage& storage) override { driver_.own(record_of(storage)); }
+    void own(Storage& storage) override { record_of(storage).own(); }
 
     void disown(Storage& storage) override { driver_.disown(record_of(storage)); }
 
