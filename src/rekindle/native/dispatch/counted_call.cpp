@@ -79,7 +79,7 @@ bool count_arguments(Driver& driver, Locked& lock, const Facts& facts, OperatorC
 }  // namespace
 
 bool run_counted(Driver& driver, const Facts& facts, OperatorCall& call, Locked& lock) {
-    driver.process_pending_if_needed();
+    driver.frees.process_pending_if_needed();
     if (!facts.simple || !count_arguments(driver, lock, facts, call)) {
         return false;
     }
@@ -88,7 +88,7 @@ bool run_counted(Driver& driver, const Facts& facts, OperatorCall& call, Locked&
     }
     ++driver.in_progress.started;
     // Measuring each call would take longer than many calls do.
-    const bool measured = driver.only_counting.samples();
+    const bool measured = driver.events.only_counting.samples();
     Nanoseconds cost = 0;
     {
         const Running running(driver, 0, true);
@@ -118,7 +118,7 @@ bool run_counted(Driver& driver, const Facts& facts, OperatorCall& call, Locked&
                 call.put_back({arguments.data(), arguments.size()});
             }
             const std::scoped_lock again(lock);
-            driver.only_counting.end();
+            driver.events.only_counting.end();
             return false;
         }
         cost = measured ? (now_ns() - began) * OnlyCounting::SAMPLED : 0;

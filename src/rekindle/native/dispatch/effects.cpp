@@ -174,7 +174,7 @@ void Effects::about_to_write(const c10::TensorImpl& tensor, const std::string& n
     }
     found_ = "it writes to memory that it did not allocate (" + name + ")";
     has_written_ = true;
-    driver_.process_pending();
+    driver_.frees.process_pending();
     const AddressEntry* there = driver_.registry.find(storage_impl);
     StorageRecord* record = there == nullptr ? nullptr : there->record;
     if (record == nullptr) {
@@ -195,7 +195,7 @@ void Effects::about_to_write(const c10::TensorImpl& tensor, const std::string& n
 // recompute the values that need the old contents. So recomputing one of them raises.
 void Effects::has_changed(const StoragePtr& storage_impl) {
     has_changed_ = true;
-    driver_.process_pending();
+    driver_.frees.process_pending();
     const AddressEntry* there = driver_.registry.find(*storage_impl);
     if (there == nullptr || there->record == nullptr) {
         return;

@@ -23,7 +23,7 @@
 namespace rekindle {
 
 void Operation::run(const std::optional<c10::Stream>& now) {
-    stream_ = driver_.about_to_run(now);
+    stream_ = driver_.frees.about_to_run(now);
     call_.parse(parsed_);
     if (facts_.in_place != nullptr && !grad_mode_) {
         decide_in_place();
@@ -43,8 +43,8 @@ void Operation::run(const std::optional<c10::Stream>& now) {
         driver_.held_eviction && driver_.held_eviction->records_without_grad();
     const bool differentiated = facts_.differentiated || facts_.unit;
     recording_ = (grad_mode_ || differentiated || without_grad) && !parsed_.opaque &&
-                 !facts_.opaque && driver_.never_recompute == 0 && !driver_.only_counting.on() &&
-                 (!may_differ() || is_trusted_or_tried());
+                 !facts_.opaque && driver_.never_recompute == 0 &&
+                 !driver_.events.only_counting.on() && (!may_differ() || is_trusted_or_tried());
     run_as_it_may();
     if (facts_.unit) [[unlikely]] {
         note_unit(parsed_.signature->probation);
@@ -52,7 +52,7 @@ void Operation::run(const std::optional<c10::Stream>& now) {
 }
 
 void Operation::run_as_it_may() {
-    if (driver_.tests.evict_before_every_op) [[unlikely]] {
+    if (driver_.events.tests.evict_before_every_op) [[unlikely]] {
         evict_for_tests();
     }
     if (driver_.held_eviction && driver_.held_eviction->open) [[unlikely]] {
@@ -110,7 +110,7 @@ void Operation::run_with_inputs() {
         // bound of the bytes of its results, so they may fit.
         needed_ = 0;
     }
-    driver_.refuse_for_tests(facts_.name.c_str());
+    driver_.room.refuse_for_tests(facts_.name.c_str());
     draw();
     hold_sources();
     const bool is_tried = facts_.has(Traits::TRIED);
@@ -133,11 +133,13 @@ void Operation::enforce_budget() {
         // If the operator has overwritten memory, it cannot be undone. So do not raise here: the
         // next operator raises `OutOfBudget` instead.
         if (facts_.writes) {
-            driver_.clear(0);
+            driver_.room.clear(0);
             return;
         }
         try {
-            or_without_copies(driver_, lock_, [&] { driver_.make_room(0, facts_.name.c_str()); });
+            or_without_copies(driver_, lock_, [&] {
+                driver_.room.make_room(0, facts_.name.c_str());
+            });
         } catch (OutOfBudgetError& shortage) {
             // In the error, name the bytes that the operator has really made instead of the
             // predicted bytes.
@@ -146,8 +148,8 @@ void Operation::enforce_budget() {
             throw;
         }
     }
-    if (driver_.swapper != nullptr) [[unlikely]] {
-        swap_ahead(driver_);
+    if (driver_.events.swapper != nullptr) [[unlikely]] {
+        driver_.room.swap_ahead();
     }
 }
 
@@ -179,14 +181,16 @@ bool Operation::may_only_count() {
 void Operation::only_count() {
     register_tensor();
     needed_ = parsed_.signature->needed;
-    inside_ = driver_.reserves_for_operators() ? parsed_.signature->workspace : 0;
+    inside_ = driver_.room.reserves_for_operators() ? parsed_.signature->workspace : 0;
     if (!fits()) [[unlikely]] {
-        retry_evicting_held([&] { driver_.make_room(needed_ + inside_, facts_.name.c_str()); });
+        retry_evicting_held([&] {
+            driver_.room.make_room(needed_ + inside_, facts_.name.c_str());
+        });
     }
-    if (driver_.reserved.limited()) [[unlikely]] {
+    if (driver_.room.reserved.limited()) [[unlikely]] {
         retry_evicting_held([&] { find_places(); });
     }
-    driver_.refuse_for_tests(facts_.name.c_str());
+    driver_.room.refuse_for_tests(facts_.name.c_str());
     draw();
     const bool ordered = driver_.device.streams.are_several();
     if (ordered) [[unlikely]] {
@@ -201,8 +205,8 @@ void Operation::only_count() {
     }
     const Bytes made = facts_.returns_written ? 0 : count_results(driver_, facts_, returned());
     driver_.count(parsed_.signature->cost, made, parsed_.signature->workspace);
-    if (driver_.swapper != nullptr) [[unlikely]] {
-        swap_ahead(driver_);
+    if (driver_.events.swapper != nullptr) [[unlikely]] {
+        driver_.room.swap_ahead();
     }
     enforce_budget();
 }
@@ -333,35 +337,35 @@ bool Operation::fits_in_any_case() {
 void Operation::find_places() {
     if (const auto& pieces = parsed_.signature->pieces) {
         for (const Bytes nbytes : *pieces) {
-            driver_.reserved.find_place(nbytes);
+            driver_.room.reserved.find_place(nbytes);
         }
     } else {
-        driver_.reserved.find_place(needed_);
+        driver_.room.reserved.find_place(needed_);
     }
-    driver_.reserved.find_place(inside_);
+    driver_.room.reserved.find_place(inside_);
 }
 
 // Evict values until the results and the workspace of this operator fit. A workspace that was not
 // measured yet is estimated, if this call will measure it.
 void Operation::make_room() {
     Signature& signature = *parsed_.signature;
-    inside_ = driver_.reserves_for_operators() ? signature.workspace : 0;
-    driver_.about_to_peak(needed_);
+    inside_ = driver_.room.reserves_for_operators() ? signature.workspace : 0;
+    driver_.frees.about_to_peak(needed_);
     if (!fits()) [[unlikely]] {
         if (facts_.dynamic) {
             const auto given = boxed_arguments();
-            driver_.make_room(COUNT_BYTES, facts_.name.c_str());
+            driver_.room.make_room(COUNT_BYTES, facts_.name.c_str());
             if (const Need better = bytes_of_dynamic(facts_, given); better.nbytes <= needed_) {
                 need(better);
             }
         }
-        driver_.make_room(needed_ + inside_, facts_.name.c_str());
+        driver_.room.make_room(needed_ + inside_, facts_.name.c_str());
     }
-    if (driver_.reserved.limited()) [[unlikely]] {
+    if (driver_.room.reserved.limited()) [[unlikely]] {
         find_places();
     }
     if (signature.watched == 0 && !signature.priced && WorkspaceProbe::possible(driver_.device)) {
-        driver_.clear(guess_need(signature, needed_, driver_.device));
+        driver_.room.clear(guess_need(signature, needed_, driver_.device));
     }
 }
 
@@ -615,7 +619,7 @@ bool Operation::written_over(bool recording, Bytes results) {
         record->version.expected = -1;
         note_written(*record, *record);
         if (facts_.resizes) {
-            driver_.resized(*record);
+            driver_.frees.resized(*record);
         }
     }
     if (replaced.empty()) {
@@ -647,7 +651,7 @@ bool Operation::written_over(bool recording, Bytes results) {
     driver_.admit(call, parsed_.signature->workspace + results);
     if (facts_.resizes) {
         for (const Overwrite& pair : pairs) {
-            driver_.resized(record_of(*pair.output->storage));
+            driver_.frees.resized(record_of(*pair.output->storage));
         }
     }
     return true;

@@ -145,7 +145,7 @@ private:
     // evicting anything.
     bool fits() const {
         const Engine& engine = driver_.engine;
-        const Bytes wanted = needed_ + inside_ + driver_.kept_back(needed_ + inside_);
+        const Bytes wanted = needed_ + inside_ + driver_.room.kept_back(needed_ + inside_);
         return wanted <= engine.budget - engine.memory - engine.in_flight;
     }
 

@@ -26,7 +26,7 @@ namespace rekindle {
 // plans.
 void Operation::register_tensor() {
     Learner* following = learner_of(driver_);
-    if (following == nullptr || driver_.only_counting.on() || !following->watches()) {
+    if (following == nullptr || driver_.events.only_counting.on() || !following->watches()) {
         return;
     }
     Learner& learner = *following;
@@ -48,9 +48,10 @@ bool Operation::may_be_refused() const {
     if (parsed_.signature->watched != 0) [[likely]] {
         return false;
     }
-    return !driver_.device.queues() && driver_.device.guesses && driver_.reserves_for_operators() &&
-           driver_.engine.budget != UNLIMITED && facts_.is_aten && !facts_.writes &&
-           !facts_.random && !facts_.opaque && !parsed_.signature->takes_over;
+    return !driver_.device.queues() && driver_.device.guesses &&
+           driver_.room.reserves_for_operators() && driver_.engine.budget != UNLIMITED &&
+           facts_.is_aten && !facts_.writes && !facts_.random && !facts_.opaque &&
+           !parsed_.signature->takes_over;
 }
 
 // Return true if the operator may run again after a device OOM. An operator that is not PyTorch's
@@ -65,7 +66,7 @@ bool Operation::may_run_again() const {
 // bytes that the kernel probably needs, or return false if hardly any bytes are missing.
 bool Operation::find_room_inside(Bytes nbytes) {
     try {
-        retry_evicting_held([&] { driver_.make_room(nbytes, facts_.name.c_str()); });
+        retry_evicting_held([&] { driver_.room.make_room(nbytes, facts_.name.c_str()); });
         return true;
     } catch (OutOfBudgetError& shortage) {
         if (shortage.memory + nbytes < shortage.budget + NOTICED) {
@@ -197,7 +198,7 @@ bool Operation::rescued(const std::exception& error, std::span<const c10::IValue
     if (arguments.empty() || !is_device_oom(error)) {
         return false;
     }
-    driver_.rescue(needed_, error, [&] {
+    driver_.room.rescue(needed_, error, [&] {
         call_.put_back(arguments);
         for (const std::unique_ptr<RngCheckpoint>& each : random()) {
             each->restore();

@@ -21,7 +21,7 @@ void Operation::note_read(StorageList& read) const {
 void Operation::bring_inputs() {
     for (const c10::TensorImpl* tensor : parsed_.tensors) {
         retry_evicting_held([&] {
-            driver_.bring_back(*tensor->unsafe_storage().unsafeGetStorageImpl());
+            driver_.room.bring_back(*tensor->unsafe_storage().unsafeGetStorageImpl());
         });
     }
 }
@@ -29,8 +29,8 @@ void Operation::bring_inputs() {
 // For tests: evict every value that may be evicted before the operator runs.
 void Operation::evict_for_tests() {
     about_to_let_go(driver_, lock_);
-    driver_.evict_all();
-    with_held_evictable(driver_, lock_, [&] { driver_.evict_all(); });
+    driver_.room.evict_all();
+    with_held_evictable(driver_, lock_, [&] { driver_.room.evict_all(); });
 }
 
 // Look up the storage records of all tensor arguments, and note the version counters that recipes
@@ -94,7 +94,7 @@ void Operation::resolve_content_flags(std::uint32_t position) {
     StorageRecord& record = *input(position);
     const bool reads_zeros = (record.flags & ZEROED) != 0 && !is_written(position);
     if (reads_zeros || reads_unwritten(position)) {
-        driver_.seal(record);
+        driver_.room.seal(record);
         record.clear_flags();
     } else {
         record.flags &= UNWRITTEN;
@@ -175,7 +175,7 @@ void Operation::keep_indices() {
         StorageRecord* record = input(i);
         if (record != nullptr && !c10::isFloatingType(dtype) && record->replayable &&
             !record->pinned) {
-            driver_.pin(*record);
+            driver_.room.pin(*record);
         }
     }
 }
@@ -220,7 +220,7 @@ void Operation::save_what_is_overwritten() {
             if (record == nullptr) {
                 continue;
             }
-            finish_swap_out(driver_, *record);
+            driver_.events.finish_swap_out(*record);
             // Skip a parameter that FSDP has freed (`absent`): FSDP gathers it again by writing to
             // its storage. Its contents are compared later, when a recipe reads them.
             if (!record->replayable && record->consumed() && !record->absent) {
@@ -322,7 +322,7 @@ void Operation::let_go_of_sources() {
         source.memory.reset();
     }
     for (const Source& source : sources_) {
-        driver_.disown(record_of(*source.record));
+        driver_.frees.disown(record_of(*source.record));
     }
 }
 

@@ -87,13 +87,13 @@ void bring_operands(
     }
     reading.emplace(driver, storages);
     for (const c10::StorageImpl* storage_impl : storages) {
-        retry_evicting_held(driver, lock, [&] { driver.bring_back(*storage_impl); });
+        retry_evicting_held(driver, lock, [&] { driver.room.bring_back(*storage_impl); });
     }
 }
 
 // Run the operator `set_`, which gives a tensor another storage, maybe one that no operator made.
 void set_memory(Driver& driver, const Facts& facts, OperatorCall& call, Locked& lock) {
-    driver.process_pending();
+    driver.frees.process_pending();
     std::optional<PinnedOperands> touched;
     std::optional<Reading> reading;
     bring_operands(driver, facts, call.stack(), lock, touched, reading);
@@ -109,7 +109,7 @@ void set_memory(Driver& driver, const Facts& facts, OperatorCall& call, Locked& 
         const Unlocked others(lock);
         pass(call);
     }
-    driver.process_pending();
+    driver.frees.process_pending();
     if (plain) {
         if (StorageRecord* record = find_or_register(driver, lock, *target.unsafeGetTensorImpl())) {
             // Autograd bumps the version counter for this write afterwards. The runtime has
@@ -233,7 +233,7 @@ bool run(Driver& driver, OperatorCall& call) {
         view(driver, facts, call, lock);
     } else if (facts.moves) [[unlikely]] {
         set_memory(driver, facts, call, lock);
-    } else if (!driver.only_counting.on() || !run_counted(driver, facts, call, lock)) {
+    } else if (!driver.events.only_counting.on() || !run_counted(driver, facts, call, lock)) {
         Operation(driver, facts, call, lock, grad_mode).run(now);
     }
     return true;

@@ -59,7 +59,7 @@ void SavedTensorHandle::call_pack_hook(const at::Tensor& tensor) {
     }
     const bool by_its_own_node = is_result_of_newest_node(tensor);
     const bool plain = is_plain(impl) && is_plain_object(impl);
-    if (driver_->only_counting.on() && !kept_.defined() && plain) {
+    if (driver_->events.only_counting.on() && !kept_.defined() && plain) {
         storage_ = storage_of(impl);
         note_tensor(impl, by_its_own_node);
         const Locked lock;
@@ -80,14 +80,14 @@ bool SavedTensorHandle::pack(const c10::TensorImpl& tensor, bool by_its_own_node
     Locked lock;
     Driver& driver = *driver_;
     driver.observers.due.owners_due |= driver.observers.due.models_due;
-    driver.process_pending_if_needed();
+    driver.frees.process_pending_if_needed();
     bring_back(driver, lock, tensor);
     StorageRecord* record = find_or_register(driver, lock, tensor);
     if (record == nullptr) {
         return false;
     }
     if ((record->flags & (UNWRITTEN | ZEROED)) != 0) [[unlikely]] {
-        driver.seal(*record);
+        driver.room.seal(*record);
         record->clear_flags();
     }
     refer_to(driver, *record, tensor);
@@ -151,11 +151,11 @@ bool is_read_by_operators() {
 // Restore the saved value `record`, and do not evict it while the running backward node reads it.
 void bring_back_saved(Driver& driver, Locked& lock, StorageRecord& record) {
     if (record.resident) {
-        driver.use(record);
+        driver.room.use(record);
     } else if (driver.device.is_capturing()) {
         throw RecomputeDuringCaptureError(record.site());
     } else {
-        retry_evicting_held(driver, lock, [&] { driver.use(record); });
+        retry_evicting_held(driver, lock, [&] { driver.room.use(record); });
     }
     if (driver.held_eviction) [[unlikely]] {
         driver.held_eviction->pin_while_held(record);
@@ -174,7 +174,7 @@ void bring_back_saved(Driver& driver, Locked& lock, StorageRecord& record) {
 
 at::Tensor SavedTensorHandle::call_unpack_hook() {
     const auto node = torch::autograd::get_current_node();
-    if (storage_ && driver_->only_counting.on()) {
+    if (storage_ && driver_->events.only_counting.on()) {
         at::Tensor found = unpack_counted();
         note_unpacked(node.get(), found);
         return found;
@@ -188,9 +188,9 @@ at::Tensor SavedTensorHandle::call_unpack_hook() {
         Locked lock;
         Driver& driver = *driver_;
         if (!driver.device.is_capturing()) {
-            driver.process_pending_if_needed();
-            if (driver.tests.evict_before_every_op) [[unlikely]] {
-                driver.evict_all();
+            driver.frees.process_pending_if_needed();
+            if (driver.events.tests.evict_before_every_op) [[unlikely]] {
+                driver.room.evict_all();
             }
         }
         if (storage_) [[unlikely]] {
@@ -242,7 +242,7 @@ at::Tensor SavedTensorHandle::unpack_counted() const {
 // Refer to the saved tensor by a record. The mode in which operators are only counted has ended, so
 // its storage may have been evicted for a value that was written there later.
 void SavedTensorHandle::track(Driver& driver, Locked& lock) {
-    retry_evicting_held(driver, lock, [&] { driver.bring_back(*storage_); });
+    retry_evicting_held(driver, lock, [&] { driver.room.bring_back(*storage_); });
     const at::Tensor saved = in(std::exchange(storage_, StoragePtr()));
     const c10::TensorImpl& tensor = *saved.unsafeGetTensorImpl();
     StorageRecord* record = find_or_register(driver, lock, tensor);

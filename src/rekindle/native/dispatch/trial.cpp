@@ -262,7 +262,7 @@ bool Operation::find_room_for_trial(Bytes nbytes) {
     const Bytes compared = driver_.device.queues() ? nbytes : 0;
     needed_ = 2 * nbytes + compared;
     if (!fits()) {
-        driver_.clear(needed_ + inside_ + driver_.kept_back(needed_ + inside_));
+        driver_.room.clear(needed_ + inside_ + driver_.room.kept_back(needed_ + inside_));
     }
     return fits();
 }

@@ -31,7 +31,7 @@ namespace rekindle {
 
 void register_base(Driver& driver, Locked& lock, const c10::TensorImpl& whole) {
     if (has_memory(whole)) {
-        driver.process_pending_if_needed();
+        driver.frees.process_pending_if_needed();
         if (driver.registry.find(*whole.unsafe_storage().unsafeGetStorageImpl()) == nullptr) {
             find_or_register(driver, lock, whole);
         }
@@ -66,7 +66,8 @@ struct View<Op, redispatch> final {
                 // result as memory that was there before.
                 const bool is_inside =
                     driver->in_progress.observed != 0 && Effects::current() != nullptr;
-                if (!is_inside && !driver->only_counting.on() && !driver->device.is_capturing()) {
+                if (!is_inside && !driver->events.only_counting.on() &&
+                    !driver->device.is_capturing()) {
                     register_base(*driver, lock, *whole.unsafeGetTensorImpl());
                 }
             });

@@ -1,27 +1,26 @@
 #include "consulting.h"
 
 #include "../torch/raised.h"
-#include "swapper.h"
 
 namespace rekindle {
 
-Consulting::Consulting(Driver& driver)
-    : Opening(the_mutex()), driver_(driver), interlude_(driver.engine) {
+Consulting::Consulting(Frees& frees)
+    : Opening(the_mutex()), frees_(frees), interlude_(frees.engine) {
     open();
 }
 
 Consulting::~Consulting() {
     close();
-    driver_.registry.drain();
+    frees_.registry.drain();
     // True if the program freed a storage while Python code ran. The interrupted event of the
     // engine may still use that storage.
-    const bool dropped = driver_.registry.any_gone();
+    const bool dropped = frees_.registry.any_gone();
     if (dropped) {
-        without_throwing([&] { driver_.process_pending(); });
+        without_throwing([&] { frees_.process_pending(); });
     }
     if (visited() || dropped) {
-        if (driver_.swapper != nullptr) {
-            driver_.swapper->go_on();
+        if (frees_.events.swapper != nullptr) {
+            frees_.events.swapper->go_on();
         }
         interlude_.visited();
     }
@@ -30,8 +29,8 @@ Consulting::~Consulting() {
 // Called by the first other thread that takes the session mutex while this scope has released it.
 // That thread holds the mutex.
 void Consulting::is_visited() noexcept {
-    if (driver_.swapper != nullptr) {
-        driver_.swapper->pause();
+    if (frees_.events.swapper != nullptr) {
+        frees_.events.swapper->pause();
     }
 }
 

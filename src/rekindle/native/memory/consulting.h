@@ -8,7 +8,7 @@
 
 #include "../base/mutex.h"
 #include "../torch/dispatch_key.h"
-#include "driver.h"
+#include "frees.h"
 
 namespace rekindle {
 
@@ -21,7 +21,7 @@ namespace rekindle {
 // scope ends (`Engine::Interlude`).
 class Consulting final : public Mutex::Opening {
 public:
-    explicit Consulting(Driver& driver);
+    explicit Consulting(Frees& frees);
     Consulting(const Consulting&) = delete;
     Consulting& operator=(const Consulting&) = delete;
     Consulting(Consulting&&) = delete;
@@ -32,7 +32,7 @@ protected:
     void is_visited() noexcept override;
 
 private:
-    Driver& driver_;
+    Frees& frees_;
     Engine::Interlude interlude_;
     const c10::impl::ExcludeDispatchKeyGuard passing_{KEY};
 };

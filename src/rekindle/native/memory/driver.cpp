@@ -178,10 +178,15 @@ Driver::Driver(
       registry(device, observers, assumed),
       own_policy(own.get()),
       engine(budget, *this, policy, learns, {}, std::move(own)),
+      events(engine, registry),
+      frees(engine, registry, events),
+      room(frees, own_policy),
       ordinal(next_ordinal()) {
+    observers.number = reinterpret_cast<std::ptrdiff_t>(this);
     observers.transcriber.follow(engine);
     if (own_policy != nullptr) {
-        own_policy->choose_for(*this);
+        own_policy->choose_for(frees);
+        events.only_counting.allowed = false;
     }
     drivers().push_back(this);
     ++n_drivers;
@@ -189,7 +194,7 @@ Driver::Driver(
 
 // NOLINTNEXTLINE(bugprone-exception-escape): throws only if not one byte is left for bookkeeping
 Driver::~Driver() {
-    without_throwing([&] { swapper.reset(); });
+    without_throwing([&] { events.swapper.reset(); });
     const auto lock = locked_if_not_mine();
     std::erase(drivers(), this);
     --n_drivers;
@@ -198,7 +203,7 @@ Driver::~Driver() {
     steps.reset();
     held_eviction.reset();
     registry.close();
-    outside_ = {};
+    frees.outside.close();
     resizing_ = {};
     emptied_.clear();
     tracking_suspended_.clear();
@@ -210,201 +215,6 @@ std::size_t drivers_alive() noexcept {
 }
 
 // -- memory ---------------------------------------------------------------------------------------
-
-void Driver::make_room(Bytes needed, const char* who) {
-    assert_locked();
-    needed += kept_back(needed);
-    observers.lost.add([&] {
-        if (swapper == nullptr) {
-            evict_for(needed, who);
-        } else {
-            make_room_and_wait(needed, who);
-        }
-    });
-}
-
-// Evict values until `needed` bytes fit. If that fails, find storages that the program freed,
-// restore the original budget, and release sources (values without a recipe) that only recipes
-// need. Then try once more.
-void Driver::evict_for(Bytes needed, const char* who) {
-    poll();
-    try {
-        perform([&] { engine.make_room(needed); }, who);
-    } catch (const OutOfBudgetError&) {
-        const Bytes before = engine.memory;
-        look_at_all();
-        const bool less = backoff.as_given(engine.budget);
-        if (!release_recompute_sources() && engine.memory >= before && !less) {
-            throw;
-        }
-        perform([&] { engine.make_room(needed); }, who);
-    }
-}
-
-OutOfBudgetError out_of_budget(const NoRoom& shortage, const char* who) {
-    OutOfBudgetError error{shortage.needed, shortage.memory, shortage.budget, who};
-    if (*who == '\0' && shortage.call) {
-        const Recipe& recipe = recipe_of(*shortage.call);
-        error.who = recipe.name();
-        error.inside = recipe.aside ? recipe.aside->workspace : 0;
-    }
-    return error;
-}
-
-void Driver::clear(Bytes wanted) {
-    assert_locked();
-    const Bytes most = engine.budget - engine.in_flight - wanted;
-    if (engine.memory <= most) {
-        return;
-    }
-    observers.lost.add([&] {
-        poll();
-        perform([&] { engine.shrink(most); });
-        if (engine.memory > most && release_recompute_sources()) {
-            perform([&] { engine.shrink(most); });
-        }
-        if (swapper) {
-            swapper->wait_for(wanted + engine.in_flight);
-        }
-    });
-}
-
-void Driver::evict_all() {
-    poll();
-    perform([&] { engine.shrink(0); });
-}
-
-void Driver::poll() {
-    assert_locked();
-    registry.poll_untracked(device.queues());
-    if (device.queues()) {
-        process_pending();
-        // `ask_allocator` returns false if the engine still counts storages that the program freed
-        if (!ask_allocator()) {
-            look_at_all();
-        }
-    }
-    poll_held();
-}
-
-// Poll all storages without a deleter hook, whose free nothing reports, and process the freed ones.
-void Driver::look_at_all() {
-    registry.poll_untracked();
-    process_pending();
-}
-
-// Find the storages whose last reference from a variable of the program has disappeared, and tell
-// the engine that they are no longer user-held. The engine may then evict or free them.
-void Driver::poll_held() {
-    registry.held_list.each([&](StorageRecord& record) {
-        if (may_drop(record) && !record.is_held()) {
-            registry.held_list.remove(record);
-            perform([&] { engine.drop(record); });
-        }
-    });
-}
-
-// Update `outside_`, the engine's count of device memory that no operator reported. Return false if
-// the allocator has given out fewer bytes than the engine counts, so some counted storages were
-// freed. Memory that another stream may still read (`record_stream`) stays allocated until that
-// stream is done.
-bool Driver::ask_allocator() {
-    if (!outside_) {
-        return true;
-    }
-    const Bytes known = engine.memory - outside_->nbytes;
-    const Bytes beside = device.allocated() - known;
-    engine.resize(*outside_, std::max<Bytes>(0, beside));
-    return beside >= 0;
-}
-
-void Driver::process_pending() {
-    assert_locked();
-    // A storage without a deleter hook does not report its free. So on a CPU, poll these storages
-    // at every 64th call. On a device `poll` does so before every eviction.
-    const bool now_and_then = !device.queues() && (++ticks_ & 63U) == 0;
-    if (now_and_then || registry.untracked.are_due()) [[unlikely]] {
-        registry.poll_untracked();
-    }
-    registry.drain();
-    std::size_t handles = 0;
-    std::size_t memories = 0;
-    // After an error the rest stays, but nothing is reported twice.
-    const auto reported = c10::make_scope_exit([&] {
-        const auto remove_first = [](auto& list, std::size_t n) {
-            list.erase(list.begin(), list.begin() + static_cast<std::ptrdiff_t>(n));
-        };
-        remove_first(registry.pending.handles, handles);
-        remove_first(registry.pending.storages, memories);
-    });
-    while (handles < registry.pending.handles.size() ||
-           memories < registry.pending.storages.size() || !registry.pending.restored.empty()) {
-        if (handles < registry.pending.handles.size()) {
-            StorageRecord& record = *registry.pending.handles[handles++];
-            release(record);
-        } else if (memories < registry.pending.storages.size()) {
-            const Ref<Storage> record = registry.pending.storages[memories++];
-            gone(record_of(*record));
-        } else {
-            const Ref<Storage> record = std::move(registry.pending.restored.back());
-            registry.pending.restored.pop_back();
-            hand_back(record_of(*record));
-        }
-        let_go_of_idle();
-        // The calls above may have freed storages. Their addresses are now in the queue of freed
-        // memory.
-        registry.drain();
-    }
-    if (registry.moved_tensors.any()) [[unlikely]] {
-        registry.moved_tensors.drop_unreferenced();
-    }
-    if (registry.pending.counted != 0) {
-        engine.account(0, -std::exchange(registry.pending.counted, 0));
-    }
-    if (std::exchange(registry.pending.found_by_polling, false)) [[unlikely]] {
-        // Query the device's allocator again. At the last query the allocator had already
-        // subtracted the storages that the engine learns only now to be freed.
-        ask_allocator();
-    }
-    // Free host copies, but not during CUDA graph capture: freeing one waits for its transfer, and
-    // waiting is impossible then.
-    if (has_discarded() && !device.is_capturing()) [[unlikely]] {
-        perform([&] { engine.discards(); });
-    }
-}
-
-// Report to the engine that the value of `record` is no longer in memory: the program freed the
-// storage, or moved the value to another one.
-void Driver::gone(StorageRecord& record) {
-    if (record.address != nullptr) {
-        return;
-    }
-    if (record.placeholder) [[unlikely]] {
-        static_cast<void>(registry.detach_placeholder(record));
-        registry.held_list.remove(record);
-        perform([&] { record.references != 0 ? engine.drop(record) : engine.gone(record); });
-        return;
-    }
-    if (!record.resident) {
-        return;
-    }
-    if (const StoragePtr storage_impl = record.at()) {
-        resized(record);
-        return;
-    }
-    registry.held_list.remove(record);
-    perform([&] { engine.gone(record); });
-}
-
-// Release the reference to `record` that belonged to a saved-tensor handle of autograd. The handle
-// was destroyed.
-void Driver::release(StorageRecord& record) {
-    StorageRecord& now = current(record);
-    const Ref<Storage> kept(&now);
-    perform([&] { engine.release(now); });
-    disown(now);
-    let(static_cast<Storage&>(record));
-}
 
 void Driver::close() {
     // The books are closed also if a value cannot be restored: its operator fails, or Ctrl-C.
@@ -437,7 +247,7 @@ void process_pending_late() noexcept {
         for (Driver* each : drivers()) {
             if (each->registry.free_queue.late.load(std::memory_order_relaxed) &&
                 each->registry.free_queue.any()) {
-                each->process_pending();
+                each->frees.process_pending();
             }
         }
     });
@@ -459,15 +269,6 @@ Bytes Driver::workspace(const Call& call) const noexcept {
     return static_cast<const Recipe&>(call).aside->workspace;
 }
 
-// Keep the memory of the values whose recipe was dropped, because they cannot be recomputed.
-void Driver::own_unrecomputable() {
-    engine.take_unrecomputable(unrecomputable_);
-    for (Storage* source : unrecomputable_) {
-        record_of(*source).own();
-    }
-    unrecomputable_.clear();
-}
-
 // Engine action: evict `storage`, or free it if neither the program nor a recipe can use its value
 // again.
 void Driver::free(Storage& storage) {
@@ -475,8 +276,8 @@ void Driver::free(Storage& storage) {
     if (!registry.evict_keeping_placeholder(record_of(storage))) {
         registry.held_list.remove(record_of(storage));
         registry.vacate(record_of(storage));
-        if (swapper != nullptr) [[unlikely]] {
-            swapper->gone(record_of(storage));
+        if (events.swapper != nullptr) [[unlikely]] {
+            events.swapper->gone(record_of(storage));
         }
     }
 }
@@ -506,7 +307,7 @@ void or_rescue(Driver& driver, const Recipe& recipe, bool in_place, F&& attempt)
             throw;
         }
         const std::uint64_t visits = driver.engine.visits();
-        driver.rescue(recipe.nbytes, error, [&] {
+        driver.room.rescue(recipe.nbytes, error, [&] {
             // While the kernel ran, another thread may have read the input that the kernel writes
             // in place. That thread may have seen partly written data, so the call cannot be
             // repeated.
@@ -542,8 +343,8 @@ StreamIndex Driver::order_recomputation(const Recipe& recipe, bool in_place) {
 // Return the stream on which the call ran, and the time at which it was queued there. Readers on
 // other streams wait for that.
 Order Driver::run(Recipe& recipe, bool in_place, c10::SmallVector<StoragePtr, 2>& storages) {
-    const bool interrupted = tests.interrupts();
-    refuse_for_tests(recipe.name());
+    const bool interrupted = events.tests.interrupts();
+    room.refuse_for_tests(recipe.name());
     check_that_it_is_still_there(*recipe.facts);
     const auto call = [&](std::span<const StoragePtr> operands, Kernel kernel) {
         Recomputing recomputing(*this, recipe, in_place, operands);
@@ -575,15 +376,15 @@ Order Driver::run(Recipe& recipe, bool in_place, c10::SmallVector<StoragePtr, 2>
 // Before a recomputation of `recipe`, free blocks on the device that are large enough for its
 // outputs and its workspace.
 void Driver::find_places(const Recipe& recipe, bool in_place) {
-    if (!reserved.limited()) {
+    if (!room.reserved.limited()) {
         return;
     }
     for (const Value* value : recipe.outputs()) {
         if (!in_place) {
-            reserved.find_place(value->storage->nbytes);
+            room.reserved.find_place(value->storage->nbytes);
         }
     }
-    reserved.find_place(recipe.aside ? recipe.aside->workspace : 0);
+    room.reserved.find_place(recipe.aside ? recipe.aside->workspace : 0);
 }
 
 // Run the operator call `call` again, and bind the records of its outputs to the new memory.
@@ -608,7 +409,7 @@ void Driver::compute_now(Call& call, bool in_place) {
         throw;
     }
     ++observers.recomputations;
-    tests.recomputed(recipe.facts);
+    events.tests.recomputed(recipe.facts);
     // If another thread removed the recipe while the recomputation ran, nothing needs the outputs.
     if (!call.replayable || !call.linked) {
         return;

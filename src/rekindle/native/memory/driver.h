@@ -43,19 +43,18 @@
 #include "../torch/device.h"
 #include "../torch/rng_history.h"
 #include "../torch/storage_ptr.h"
-#include "budget_backoff.h"
+#include "events.h"
 #include "foreign_memory.h"
+#include "frees.h"
 #include "in_progress.h"
 #include "observers.h"
-#include "only_counting.h"
 #include "readers.h"
 #include "recipe.h"
 #include "registry.h"
-#include "reserved.h"
+#include "room.h"
 #include "snapshot.h"
 #include "step_observer.h"
 #include "storage_record.h"
-#include "test_hooks.h"
 
 namespace rekindle {
 
@@ -87,18 +86,11 @@ public:
 
 private:
     ForeignMemory foreign_;
-    // Buffer of `perform`: values whose recipe was dropped during the event, so that they must stay
-    // in memory.
-    std::vector<Storage*> unrecomputable_;
     Ref<Storage> resizing_;              // storage that the program is resizing now
     std::vector<Ref<Storage>> emptied_;  // storages that the program resized to zero bytes
     // While `torch.utils.swap_tensors` runs: records without their weak reference to a tensor
     // (`StorageRecord::origin`), each with that tensor.
     std::vector<std::pair<Ref<Storage>, c10::TensorImpl*>> tracking_suspended_;
-    // A pseudo storage in the engine, so that the budget counts all device memory. Its bytes are
-    // those that the device's allocator gave out in addition to known storages: no operator
-    // reported them, or the allocator rounded sizes up.
-    Ref<Storage> outside_;
 
 public:
     // What the engine's destructor asks stands before the engine, so that it is destroyed after it:
@@ -109,8 +101,9 @@ public:
     // policy written in Python, which the engine owns; null: a built-in policy decides
     PythonChooser* const own_policy;
     Engine engine;
-    BudgetBackoff backoff;
-    Reserved reserved{*this};
+    Events events;
+    Frees frees;
+    Room room;
     Prices prices;
     // states of the random generators, so that a recomputation draws the same numbers
     RngHistory positions;
@@ -144,7 +137,6 @@ public:
     // tensors are not evicted meanwhile. Python ends a read by its key.
     std::map<std::int64_t, std::unique_ptr<Reading>> noted;
     std::int64_t notes = 0;  // key of the last read in `noted`
-    bool stepping = false;   // an optimizer step is running
     // Number of storages made so far (`storages_made`) at which `prune_history` next shortens long
     // chains of recipes.
     std::int64_t next_history_check = 1'000;
@@ -154,34 +146,11 @@ public:
     std::unique_ptr<HeldEviction> held_eviction;  // null unless `evict="anything"`
     // object that recognizes repeated training steps; null: steps are not followed
     std::unique_ptr<StepObserver> steps;
-    // swaps values to host memory or to a file; null: swapping is off
-    std::unique_ptr<Swapper> swapper;
     bool uses_arena = false;        // PyTorch's CPU allocations come from rekindle's arena
     std::atomic<int> rejoined = 0;  // how often other code had cleared the dispatch key (`rejoin`)
-    OnlyCounting only_counting;
-    TestHooks tests;
-
-    // Return true if each operator makes room for its own workspace, and may raise `OutOfBudget`.
-    // During an optimizer step that cannot be undone, operators do not: room for the whole step is
-    // made when the step begins.
-    bool reserves_for_operators() const noexcept { return !stepping || observers.due.tell_ranges; }
-
-    // For tests: raise `OutOfBudget` if this is the operator that a test has chosen to fail. `who`:
-    // name of the operator.
-    void refuse_for_tests(const char* who) {
-        if (reserves_for_operators() && tests.refuses()) {
-            throw OutOfBudgetError{1, engine.memory, engine.budget, who};
-        }
-    }
-
-    // Id of this driver in calls from and to Python: its address.
-    std::ptrdiff_t number() const noexcept { return reinterpret_cast<std::ptrdiff_t>(this); }
 
     // Sequence number of this driver in the process, counted from 1; never reused.
     const std::uint64_t ordinal;
-
-    // Start swapping values to the host. `copies` is the Python object that stores them.
-    void swap_with(const Swap& swap, struct _object* copies);
 
     // -- storages -------------------------------------------------------------------------------
 
@@ -216,20 +185,9 @@ public:
     StorageRecord& record_external_write(StorageRecord& before);
     // Add a reference of autograd to `record`, and keep its memory alive by holding `storage_impl`.
     void retain(StorageRecord& record, const StoragePtr& storage_impl);
-    // Put the value of `record` into memory for the program, recomputing the value if it was
-    // evicted.
-    void use(StorageRecord& record);
-    // Put the value of `record` into memory, recomputing the value if it was evicted, and never
-    // evict it again.
-    void pin(StorageRecord& record);
-    // Remove the recipe of `record`, whose value is in memory. From then on the value is never
-    // evicted, because it cannot be recomputed.
-    void seal(StorageRecord& record);
     // Prepare for a write to `record`, a value without a recipe that other recipes read. Recompute
     // the evicted values that need its current contents, and pin them (R4, sources).
     void forget(StorageRecord& record);
-    // Update size and address in `record`, whose storage the program may have resized.
-    void resized(StorageRecord& record);
     // Pin the storage of `tensor`: it is never evicted.
     void keep(const c10::TensorImpl& tensor);
     // Count the memory of each of `tensors` against the budget from now on, unless it is counted
@@ -286,12 +244,6 @@ public:
     // Drop the recipes of values, such as an RNN's state, that the program carries from one
     // autograd graph to the next. Otherwise their chain of recipes would grow forever.
     void prune_history();
-    // Release sources (values without a recipe) that are kept only for recomputations of values
-    // that are in memory. Return true if memory was freed.
-    bool release_recompute_sources();
-    // Return true if the recipe of `record` may be dropped: every other output of the same calls is
-    // in memory, or nothing can use it again.
-    bool may_forget(StorageRecord& record);
     // Allow the engine to evict user-held values, except those that are being read. Return the
     // values that it may evict now.
     std::vector<Ref<Storage>> select_held();
@@ -327,9 +279,6 @@ public:
         int& count_;
     };
 
-    // If the value of `storage_impl` was evicted, so that the storage is an empty placeholder,
-    // restore the contents.
-    void bring_back(const c10::StorageImpl& storage_impl);
     // Restore `storage_impl` and keep it in memory while the program holds it. The program is about
     // to take its address, and code that uses the address cannot trigger a recomputation.
     void pin_exposed_address(c10::StorageImpl& storage_impl);
@@ -337,79 +286,8 @@ public:
     void pin_while_held(StorageRecord& record);
     // At the end of the budget, restore every user-held value that is evicted.
     void bring_all_back();
-    // Drop the runtime's strong reference to the memory of `record`, if neither autograd nor a
-    // recipe needs it any more.
-    void disown(StorageRecord& record);
 
     // -- memory ---------------------------------------------------------------------------------
-
-    // Return the bytes to leave free on a device for an allocation of `needed` bytes. The result is
-    // 0 for small allocations: an error in one could interrupt code that cannot recover, such as
-    // `capture_begin` while it sets a generator's state.
-    Bytes kept_back(Bytes needed) const noexcept {
-        constexpr Bytes small = Bytes{4} << 10;
-        constexpr Bytes most = Bytes{64} << 10;
-        if (!device.queues() || !device.keeps_back || needed <= small) [[likely]] {
-            return 0;
-        }
-        return std::min(most, engine.budget >> 10);
-    }
-
-    // Evict values until `needed` bytes fit. Throw `OutOfBudgetError`, which names the operator
-    // `who`, if that is impossible.
-    void make_room(Bytes needed, const char* who);
-    // Evict values until `wanted` more bytes fit, or until no candidate for eviction is left.
-    void clear(Bytes wanted);
-    // Wait until all swap-outs (copies to the host) are complete.
-    void wait_for_copies() const;
-    // Evict every value that may be evicted.
-    void evict_all();
-    // Find out which user-held values the program no longer holds, and report them to the engine.
-    // Must not be called while the engine performs an action.
-    void poll();
-    // Recover from the device OOM `out`, which happened although the budget had room. Evict more
-    // and more, and run `attempt` again after each stage: neighbors in memory, `needed` bytes, four
-    // times as much, everything. The next operator would fail like this one, so the budget is
-    // lowered to the bytes that did fit.
-    template <class F>
-    void rescue(Bytes needed, const std::exception& out, F&& attempt);
-    // Evict the cheapest values that lie next to each other in device memory, to free `nbytes` in
-    // one piece. Return true if something was evicted.
-    bool evict_neighbors(Bytes nbytes);
-    // Free a block of `nbytes` on the device in the cheaper of two ways: evict values that lie next
-    // to each other, or empty whole segments of the allocator with `missing` bytes in all. The
-    // caller returns emptied segments to the device.
-    Way evict_for_place(Bytes nbytes, Bytes missing, Segments segments);
-
-    // Process everything that happened since the last call: saved-tensor handles that autograd
-    // destroyed, and memory that the program freed.
-    void process_pending();
-
-    void process_pending_if_needed() {
-        if (registry.any_freed() || has_discarded()) {
-            process_pending();
-        }
-    }
-
-    // Prepare for an operator that the program runs on the stream `now`. Return the index of that
-    // stream.
-    StreamIndex about_to_run(const std::optional<c10::Stream>& now) {
-        const StreamIndex here = device.see(now);
-        process_pending_if_needed();
-        if (observers.transcriber.writes()) [[unlikely]] {
-            poll();  // A trace needs the time at which the program frees a value.
-        }
-        return here;
-    }
-
-    // If `needed` more bytes would make a new peak of memory, process freed storages first, so that
-    // the peak does not include them.
-    void about_to_peak(Bytes needed) {
-        if (device.queues() && needed > engine.peak - engine.memory) [[unlikely]] {
-            registry.poll_untracked(true);
-            process_pending_if_needed();
-        }
-    }
 
     // End the budget, and restore the evicted values that the program holds. From now on a freed
     // storage or a destroyed handle is processed at once, because no later operator call would
@@ -445,19 +323,6 @@ public:
 
     // -- actions --------------------------------------------------------------------------------
 
-    // Run `events`, which call the engine. Then take references to the values whose recipe was
-    // dropped meanwhile, because these values must stay in memory.
-    template <class F>
-    void perform(F&& events, const char* who = "");
-    // Run `events` like `perform`, where `events` may recompute values. If the program freed an
-    // input of a recomputation meanwhile, run `events` again. If the budget was lowered after a
-    // device OOM and is too small, raise it again.
-    template <class F>
-    void bring(F&& events);
-    template <class F>
-    void bring_within(F&& events);
-    template <class F>
-    void bring_once_more(F&& events);
     void compute(Call& call, bool in_place) override;
     void free(Storage& storage) override;
     bool swap_out(Storage& storage, bool keep) override;
@@ -468,39 +333,15 @@ public:
     void dispose(Call& call) noexcept override;
 
 private:
-    // Return true if there are copies on the host to free.
-    bool has_discarded() const noexcept {
-        return engine.host != nullptr && !engine.host->discarded.empty();
-    }
-
-    // Run `events` while the engine regards every transfer between device and host as finished.
-    template <class F>
-    void act(F&& events) const {
-        if (swapper == nullptr) [[likely]] {
-            events();
-        } else {
-            act_swapping(events);
-        }
-    }
-
-    void act_swapping(c10::function_ref<void()> events) const;
-    void own_unrecomputable();
-    void evict_for(Bytes needed, const char* who);
-    void make_room_and_wait(Bytes needed, const char* who);
     void wait_for_room(Call& call, bool in_place);
     void refuse_in_a_graph(const char* site) const;
     void find_places(const Recipe& recipe, bool in_place);
-    std::unordered_map<Bytes, Storage*> price(Segments& segments);
     void compute_now(Call& call, bool in_place);
     StreamIndex order_recomputation(const Recipe& recipe, bool in_place);
     void settle_results(
         Recipe& recipe, const c10::SmallVector<StoragePtr, 2>& storages, const Order& order
     );
-    bool may_drop(const StorageRecord& record) const;
     Order run(Recipe& recipe, bool in_place, c10::SmallVector<StoragePtr, 2>& storages);
-    void poll_held();
-    bool ask_allocator();
-    void look_at_all();
     StorageRecord& known_at(AddressEntry found, c10::StorageImpl& storage_impl);
     StorageRecord* emptied_at(const c10::StorageImpl& storage_impl);
     StorageRecord& adopt(const c10::TensorImpl& tensor, c10::StorageImpl& storage_impl);
@@ -514,123 +355,15 @@ private:
     void make_external(StorageRecord& record);
     void widen(StorageRecord& record, c10::StorageImpl& storage_impl);
     std::vector<Ref<Storage>> overlapping(c10::StorageImpl& storage_impl);
-    void release(StorageRecord& record);
     void close_books() noexcept;
-    void let_go_of_idle();
     bool is_long_lived_state(StorageRecord& record);
-    void gone(StorageRecord& record);
-    void hand_back(StorageRecord& record);
     std::exception_ptr restore_all_placeholders();
     void use_in_any_case(StorageRecord& record);
-    void note_memory();
-    bool needs_no_records() const;
     AllocationId allocation_of(const c10::TensorImpl& tensor);
     void add_gradient(Snapshot& snapshot, const at::Tensor& leaf);
     void add_tensors_of_modules(Snapshot& snapshot);
     void add_storage(Snapshot& snapshot, StorageRecord& record);
-
-    unsigned ticks_ = 0;  // number of calls of `process_pending`
 };
-
-template <class F>
-void Driver::rescue(Bytes needed, const std::exception& out, F&& attempt) {
-    const Bytes at_first = engine.memory;
-    const bool known = reserved.limited();
-    reserved.turned_out(device.most_reserved());
-    std::string said = message_of(out);
-    bool lowers = known || !device.finds_places;
-    const auto fits = [&] {
-        wait_for_copies();
-        const Bytes now = engine.memory + engine.in_flight + needed;
-        try {
-            attempt();
-            backoff.fitted(
-                lowers ? std::max(now, at_first / 2 + needed) : UNLIMITED, engine.budget
-            );
-            return true;
-        } catch (const std::exception& error) {
-            if (!is_device_oom(error)) {
-                throw;
-            }
-            said = message_of(error);
-            return false;
-        }
-    };
-    const Bytes asked = asked_for(said);
-    const Bytes piece = asked == 0 || (needed > 0 && needed < asked) ? needed : asked;
-    if (evict_neighbors(piece) && fits()) {
-        return;
-    }
-    lowers = true;
-    const Bytes before = engine.memory;
-    const Bytes step = backoff.step(needed, before);
-    for (const Bytes most : {before - step, before - 4 * step, Bytes{-1}}) {
-        ask_allocator();
-        poll_held();
-        perform([&] { engine.shrink(most); });
-        device.empty_cache();
-        if (fits()) {
-            return;
-        }
-    }
-    throw DeviceOutOfMemoryError(said);
-}
-
-// Return the error for `shortage`. The error names the operator `who`, or the operator that was to
-// be recomputed.
-OutOfBudgetError out_of_budget(const NoRoom& shortage, const char* who);
-
-template <class F>
-void Driver::perform(F&& events, const char* who) {
-    assert_locked();
-    try {
-        act(events);
-    } catch (const NoRoom& shortage) {
-        throw out_of_budget(shortage, who);
-    }
-    if (engine.has_unrecomputable()) [[unlikely]] {
-        own_unrecomputable();
-    }
-}
-
-// The loop ends: each retry is caused by a value that the program freed meanwhile, and the program
-// frees each value once.
-template <class F>
-void Driver::bring_once_more(F&& events) {
-    for (std::size_t left = engine.n_storages();; --left) {
-        look_at_all();
-        try {
-            perform(events);
-            return;
-        } catch (const MissingInputError&) {
-            if (left == 0) {
-                throw;
-            }
-        }
-    }
-}
-
-template <class F>
-void Driver::bring_within(F&& events) {
-    try {
-        perform(events);
-    } catch (const MissingInputError&) {
-        bring_once_more(events);
-    }
-}
-
-template <class F>
-void Driver::bring(F&& events) {
-    try {
-        bring_within(events);
-    } catch (const OutOfBudgetError&) {
-        if (!backoff.as_given(engine.budget)) {
-            throw;
-        }
-        const BudgetBackoff::ScopedNoBackoff insisting(backoff);
-        bring_within(events);
-    }
-}
 
 // Return the driver of the active budget if this thread works within that budget, else null. A
 // thread that joined an earlier budget does not. Any thread may call this function, without the

@@ -114,7 +114,7 @@ void EvictHeldLast::go_on() {
 }
 
 std::vector<Ref<Storage>> Driver::select_held() {
-    poll();
+    frees.poll();
     StorageList read;
     const bool but_saved = note_all_read(read);
     std::vector<Ref<Storage>> candidates;
@@ -129,33 +129,15 @@ std::vector<Ref<Storage>> Driver::select_held() {
     return candidates;
 }
 
-// Release the runtime's reference to the restored storage of `record`, if autograd does not refer
-// to the value. Then the program is the only owner of the memory.
-void Driver::hand_back(StorageRecord& record) {
-    if (record.resident && record.replayable) {
-        registry.held_list.add(record);
-    }
-    if (record.resident) {
-        disown(record);
-    }
-}
-
-void Driver::bring_back(const c10::StorageImpl& storage_impl) {
-    const AddressEntry* found = registry.find(storage_impl);
-    if (found != nullptr && found->record != nullptr && found->record->placeholder) {
-        use(*found->record);
-    }
-}
-
 void Driver::pin_exposed_address(c10::StorageImpl& storage_impl) {
-    bring_back(storage_impl);
+    room.bring_back(storage_impl);
     const AddressEntry* found = registry.find(storage_impl);
     if (found != nullptr && found->record != nullptr) {
         StorageRecord& record = *found->record;
         const Ref<Storage> kept(&record);
         // If operators have written only a part of the memory, other code may now write the rest.
         if (record.special.unwritten() != nullptr) {
-            seal(record);
+            room.seal(record);
             record.clear_flags();
         }
         pin_while_held(record);
@@ -173,7 +155,7 @@ void Driver::pin_while_held(StorageRecord& record) {
 // At the end of the budget, restore all evicted user-held values, even if they do not fit.
 void Driver::bring_all_back() {
     evicts_held_last = false;
-    process_pending();
+    frees.process_pending();
     if (held_eviction) {
         held_eviction->close();
     }
@@ -210,7 +192,7 @@ std::exception_ptr Driver::restore_all_placeholders() {
             }
         }
     }
-    process_pending();
+    frees.process_pending();
     engine.budget = UNLIMITED;
     engine.peak = peak;
     return failure;
@@ -222,12 +204,12 @@ void Driver::use_in_any_case(StorageRecord& record) {
     while (true) {
         // The program may have freed the storage of this value meanwhile. Then it need not be
         // restored.
-        process_pending();
+        frees.process_pending();
         if (!record.placeholder) {
             return;
         }
         try {
-            use(record);
+            room.use(record);
         } catch (const OutOfBudgetError& shortage) {
             engine.budget = std::max(engine.budget + 1, shortage.memory + shortage.needed);
         }

@@ -124,7 +124,7 @@ void or_without_copies(Driver& driver, Locked& lock, Step&& step) {
         driver.registry.drain();
         throw OutOfBudgetError(*std::move(shortage));
     }
-    driver.process_pending();
+    driver.frees.process_pending();
     step();
 }
 
@@ -155,7 +155,7 @@ inline void bring_back(Driver& driver, Locked& lock, const c10::TensorImpl& tens
     if (driver.registry.placeholders != 0 && has_memory(tensor)) [[unlikely]] {
         c10::StorageImpl& storage_impl = *tensor.unsafe_storage().unsafeGetStorageImpl();
         if (is_placeholder(storage_impl)) {
-            retry_evicting_held(driver, lock, [&] { driver.bring_back(storage_impl); });
+            retry_evicting_held(driver, lock, [&] { driver.room.bring_back(storage_impl); });
         }
     }
 }
@@ -184,7 +184,7 @@ auto settled(Driver& driver, F&& act) {
     return translate_errors(driver, [&] {
         Locked lock;
         about_to_let_go(driver, lock);
-        driver.process_pending();
+        driver.frees.process_pending();
         return std::forward<F>(act)(lock);
     });
 }

@@ -25,8 +25,8 @@
 namespace rekindle {
 
 void Driver::mark_externally_writable(c10::StorageImpl& storage_impl) {
-    process_pending();
-    bring_back(storage_impl);
+    frees.process_pending();
+    room.bring_back(storage_impl);
     // If the memory is not registered yet, the first operator that reads it registers it as
     // external.
     if (const AddressEntry* found = registry.find(storage_impl)) {
@@ -36,8 +36,8 @@ void Driver::mark_externally_writable(c10::StorageImpl& storage_impl) {
 }
 
 void Driver::about_to_write_unseen(c10::StorageImpl& storage_impl) {
-    process_pending();
-    bring_back(storage_impl);
+    frees.process_pending();
+    room.bring_back(storage_impl);
     const AddressEntry* found = registry.find(storage_impl);
     if (found != nullptr && found->record != nullptr) {
         new_contents_of(*found->record);
@@ -49,7 +49,7 @@ void Driver::about_to_write_unseen(c10::StorageImpl& storage_impl) {
 }
 
 void Driver::version_raised(c10::StorageImpl& storage_impl) {
-    process_pending();
+    frees.process_pending();
     const AddressEntry* found = registry.find(storage_impl);
     if (found == nullptr || found->record == nullptr) {
         return;
@@ -67,7 +67,7 @@ void Driver::version_raised(c10::StorageImpl& storage_impl) {
     bool evicted = false;
     for (Storage* each : made) {
         if (each->resident) {
-            seal(record_of(*each));
+            room.seal(record_of(*each));
         }
         evicted = evicted || !each->resident;
     }
@@ -84,7 +84,7 @@ void Driver::version_raised(c10::StorageImpl& storage_impl) {
 // never read the new contents by mistake. Return the record of the new contents.
 StorageRecord& Driver::new_contents_of(StorageRecord& record) {
     const Ref<Storage> kept(&record);
-    finish_swap_out(*this, record);
+    events.finish_swap_out(record);
     if (record.replayable) {
         return record_external_write(record);
     }
@@ -161,7 +161,7 @@ void Driver::widen(StorageRecord& record, c10::StorageImpl& storage_impl) {
     const Ref<Storage> kept(&record);
     const Bytes more = registry.devices.counted(storage_impl) - record.nbytes;
     if (more > engine.budget - engine.memory) {
-        make_room(more, "a tensor of yours");
+        room.make_room(more, "a tensor of yours");
     }
     share_with_overlapping(storage_impl);
     new_contents_of(record).special.make_external();  // without the copy of the first part
@@ -172,7 +172,7 @@ void Driver::widen(StorageRecord& record, c10::StorageImpl& storage_impl) {
     }
     registry.bind(record, whole);
     engine.resize(record, registry.devices.counted(storage_impl));
-    note_memory();
+    events.note_memory();
 }
 
 bool Driver::overlaps(const StorageRecord& record) const {
@@ -203,7 +203,7 @@ void Driver::note_moved(const c10::TensorImpl& tensor, c10::StorageImpl& before)
     StorageRecord* record = found->record;
     const bool saved = record != nullptr && record->references != 0;
     // Handles made while operators were only counted hold the storage, and are not known by record.
-    const bool counted = only_counting.has_begun() && (found->saved || record != nullptr);
+    const bool counted = events.only_counting.has_begun() && (found->saved || record != nullptr);
     if (saved || counted || registry.moved_tensors.has(tensor)) {
         registry.moved_tensors.note(tensor, saved ? record : nullptr, counted ? &before : nullptr);
     }
@@ -245,7 +245,7 @@ StorageRecord* Driver::copy_still(StorageRecord& record) {
 }
 
 StorageRecord& Driver::copy_now(StorageRecord& record, StoragePtr& storage_impl) {
-    make_room(record.nbytes, "a copy of memory that NumPy or another process may write");
+    room.make_room(record.nbytes, "a copy of memory that NumPy or another process may write");
     storage_impl = copy_of(record.at());
     StorageRecord& made = make_source(nullptr, storage_impl, nullptr);
     record.special.external()->copy = Ref<Storage>(&made);
@@ -255,7 +255,7 @@ StorageRecord& Driver::copy_now(StorageRecord& record, StoragePtr& storage_impl)
 // -- `torch.utils.swap_tensors` refuses tensors with weak references ------------------------------
 
 void Driver::suspend_origin_tracking(const c10::TensorImpl& tensor) {
-    process_pending();
+    frees.process_pending();
     observers.module_tensors.remove(tensor);
     for (Storage* each = engine.first_storage(); each != nullptr; each = each->next) {
         StorageRecord& record = record_of(*each);

@@ -90,12 +90,12 @@ void drop_recipe_with_siblings(Driver& driver, StorageRecord& record) {
     LockedStorages locked(driver);
     for (const Ref<Storage>& each : results) {
         if (each->listed && (each->consumed() || !each->dead())) {
-            driver.bring([&] { driver.engine.require(each->root); });
+            driver.room.bring([&] { driver.engine.require(each->root); });
             locked.lock(*each);
         }
     }
     if (record.listed && record.resident && record.replayable) {
-        driver.seal(record);
+        driver.room.seal(record);
     }
 }
 
@@ -125,8 +125,8 @@ void leave(Driver& driver, StorageRecord& record, std::int64_t newest) {
     if (record.absent) {
         return;  // FSDP has freed this parameter before, and nothing was computed from it since.
     }
-    driver.process_pending();
-    driver.poll();
+    driver.frees.process_pending();
+    driver.frees.poll();
     const std::vector<Ref<Storage>> held = held_dependents(driver, record);
     if (std::ranges::any_of(held, [&](const Ref<Storage>& each) {
             return may_be_newer(record_of(*each), newest);
@@ -198,7 +198,7 @@ StorageRecord& settle(Driver& driver, StorageRecord& record, const c10::TensorIm
     driver.engine.resize(record, 0);
     StorageRecord& now = *driver.find_or_register(tensor);
     driver.registry.redirect(record, now);
-    driver.perform([&] { driver.engine.drop(record); });
+    driver.events.perform([&] { driver.engine.drop(record); });
     return now;
 }
 

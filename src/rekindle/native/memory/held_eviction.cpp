@@ -37,7 +37,7 @@ void HeldEviction::bring(const StorageList& storages, Kept& kept, Locked& lock) 
     if (std::ranges::any_of(storages, empty)) {
         about_to_let_go(lock);
     }
-    driver_.process_pending_if_needed();
+    driver_.frees.process_pending_if_needed();
     node_changes();
     if (is_any_over()) {
         about_to_let_go(lock);
@@ -60,8 +60,8 @@ void HeldEviction::bring(const StorageList& storages, Kept& kept, Locked& lock) 
             // the value may be in memory now, if the recomputation of another one restored it
             if (!storage->resident) {
                 // Python's garbage collector may have freed storages meanwhile
-                driver_.process_pending();
-                driver_.use(record_of(*storage));
+                driver_.frees.process_pending();
+                driver_.room.use(record_of(*storage));
             }
             driver_.engine.lock(*storage);
             kept.push_back(storage);
@@ -75,7 +75,7 @@ void HeldEviction::done(Driver& driver, Kept& kept) {
         // Remove the entry before unlocking, so that the storage is unlocked only once even if
         // `perform` throws.
         kept.erase(kept.begin());
-        driver.perform([&] { driver.engine.unlock(*storage); });
+        driver.events.perform([&] { driver.engine.unlock(*storage); });
     }
 }
 
@@ -138,7 +138,7 @@ void HeldEviction::made(StorageRecord& record) {
         return;
     }
     if (without_grad && exceeds_chain_limit(record)) {
-        driver_.seal(record);
+        driver_.room.seal(record);
     } else if (without_grad && in_backward_pass()) {
         driver_.engine.set_evictable_last(record);
         work_with(record);
@@ -217,10 +217,10 @@ void HeldEviction::pin_survivors() {
     std::vector<Ref<Storage>> left;
     for (const UsedInBackward& each : worked) {
         const Ref<Storage>& storage = each.storage;
-        driver_.process_pending();
+        driver_.frees.process_pending();
         if (storage->held && storage->listed && storage->replayable) {
             if (!storage->resident) {
-                driver_.use(record_of(*storage));
+                driver_.room.use(record_of(*storage));
             }
             driver_.engine.set_evictable_while_held(*storage, false);
             left.push_back(storage);
@@ -234,12 +234,12 @@ void HeldEviction::pin_survivors() {
         }
     }
     for (const Ref<Storage>& each : left) {
-        const bool may = each->listed && each->replayable && driver_.may_forget(record_of(*each));
+        const bool may = each->listed && each->replayable && may_forget(record_of(*each));
         if (may && !driver_.observers.recorded) {  // a trace has no event for a dropped recipe
-            driver_.seal(record_of(*each));
+            driver_.room.seal(record_of(*each));
         }
     }
-    driver_.process_pending();
+    driver_.frees.process_pending();
 }
 
 // -- when held values stay ------------------------------------------------------------------------
@@ -299,9 +299,9 @@ bool HeldEviction::release_dead_sources() {
         } catch (const OutOfBudgetError&) {
             continue;
         }
-        driver_.disown(record_of(*source));
+        driver_.frees.disown(record_of(*source));
     }
-    driver_.process_pending();
+    driver_.frees.process_pending();
     return driver_.engine.memory < before;
 }
 
@@ -368,14 +368,14 @@ void HeldEviction::forget_recipes() {
         each_maker(*each, [&](Call& call) {
             plain = plain || (recipe_of(call).signature && !recipe_of(call).grad_mode);
         });
-        if (plain && each->listed && each->held && driver_.may_forget(record_of(*each))) {
-            driver_.seal(record_of(*each));
+        if (plain && each->listed && each->held && may_forget(record_of(*each))) {
+            driver_.room.seal(record_of(*each));
         }
     }
     for (const Ref<Storage>& each : all) {
         if (each->listed && each->dead() && each->resident && each->replayable) {
             engine.lock(*each);
-            driver_.perform([&] { engine.unlock(*each); });
+            driver_.events.perform([&] { engine.unlock(*each); });
         }
     }
 }

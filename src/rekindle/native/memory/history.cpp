@@ -30,34 +30,11 @@ void Driver::prune_history() {
     for (const Ref<Storage>& each : all) {
         StorageRecord& record = record_of(*each);
         if (record.listed && is_long_lived_state(record)) {
-            seal(record);
+            room.seal(record);
             record.depth = 0;
         }
     }
-    release_recompute_sources();
-}
-
-bool Driver::release_recompute_sources() {
-    if (observers.recorded) {
-        return false;
-    }
-    const Bytes before = engine.memory;
-    std::vector<Ref<Storage>> found;
-    for (Storage* each = engine.first_storage(); each != nullptr; each = each->next) {
-        const bool source = each->consumed() && each->resident && !each->replayable;
-        if (source && each->references == 0 && !record_of(*each).is_held()) {
-            engine.graph.ends(*each, found);
-        }
-    }
-    for (const Ref<Storage>& each : found) {
-        StorageRecord& record = record_of(*each);
-        if (record.listed && record.replayable && may_forget(record)) {
-            seal(record);
-        }
-    }
-    let_go_of_idle();
-    process_pending();
-    return engine.memory < before;
+    room.release_recompute_sources();
 }
 
 // Return true if the value of `record` is a state of the program, such as an RNN's state, at the
@@ -75,17 +52,6 @@ bool Driver::is_long_lived_state(StorageRecord& record) {
     record.depth = in_use ? -1 : deepest + 1;
     return record.depth > longest_chain && record.resident && record.maybe_held &&
            may_forget(record);
-}
-
-bool Driver::may_forget(StorageRecord& record) {
-    bool may = true;
-    each_maker(record, [&](Call& call) {
-        for (const Value* value : call.outputs()) {
-            const Storage& made = *value->storage;
-            may = may && (made.resident || (made.dead() && !made.consumed()));
-        }
-    });
-    return may;
 }
 
 }  // namespace rekindle

@@ -6,11 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "../torch/storage_ptr.h"
-#include "driver.h"
-#include "own_policy.h"
-#include "program.h"
-
 namespace rekindle {
 
 namespace {
@@ -83,75 +78,6 @@ std::optional<Release> cheapest_release(const Segments& segments, Bytes nbytes) 
         release.segments.push_back(offer.number);
     }
     return nbytes <= 0 ? std::optional(release) : std::nullopt;
-}
-
-bool Driver::evict_neighbors(Bytes nbytes) {
-    if (!device.queues() || !device.has_neighbors || nbytes <= 0) {
-        return false;
-    }
-    ask_allocator();
-    poll_held();
-    return evict_for_place(nbytes, UNLIMITED, segments_of(*this)) != Way::none;
-}
-
-// Write into each block of `segments` the loss of evicting its contents: the policy's score. Return
-// the evictable storages on the device by address.
-std::unordered_map<Bytes, Storage*> Driver::price(Segments& segments) {
-    if (own_policy != nullptr) {
-        own_policy->ask_losses(engine.clock);
-    }
-    std::unordered_map<Bytes, Storage*> at;
-    for (Storage* each = engine.first_storage(); each != nullptr; each = each->next) {
-        const StoragePtr storage_impl = each->order < 0 ? StoragePtr() : record_of(*each).at();
-        if (storage_impl && storage_impl->device() == device.which()) {
-            at.emplace(
-                static_cast<Bytes>(reinterpret_cast<std::uintptr_t>(storage_impl->data())), each
-            );
-        }
-    }
-    for (std::vector<Block>& segment : segments) {
-        for (Block& block : segment) {
-            if (const auto found = at.find(block.address); block.used && found != at.end()) {
-                block.loss = engine.loss(*found->second);
-            }
-        }
-    }
-    return at;
-}
-
-Way Driver::evict_for_place(Bytes nbytes, Bytes missing, Segments segments) {
-    const std::unordered_map<Bytes, Storage*> at = price(segments);
-    std::optional<Window> best;
-    std::span<const Block> chosen;
-    for (const std::vector<Block>& segment : segments) {
-        const std::optional<Window> window = cheapest_window(segment, nbytes);
-        if (window && (!best || window->loss < best->loss)) {
-            best = window;
-            chosen = std::span(segment).subspan(window->first, window->last - window->first + 1);
-        }
-    }
-    const std::optional<Release> release =
-        missing == UNLIMITED ? std::nullopt : cheapest_release(segments, missing);
-    const bool by_segments = release && (!best || release->loss < best->loss);
-    std::vector<Ref<Storage>> victims;
-    const auto go = [&](std::span<const Block> blocks) {
-        for (const Block& block : blocks) {
-            if (block.used) {
-                victims.emplace_back(at.at(block.address));
-            }
-        }
-    };
-    if (by_segments) {
-        std::ranges::for_each(release->segments, [&](std::size_t each) { go(segments[each]); });
-    } else {
-        go(chosen);
-    }
-    perform([&] { engine.evict_these(victims); });
-    wait_for_copies();
-    if (by_segments) {
-        return Way::whole_segments;
-    }
-    return victims.empty() ? Way::none : Way::neighbors;
 }
 
 }  // namespace rekindle

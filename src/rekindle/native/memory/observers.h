@@ -4,6 +4,7 @@
 // Every other part of a budget tells the observers what it did. The observers ask no other part.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -24,6 +25,8 @@ namespace rekindle {
 
 // The observers of one budget. The caller holds the session mutex.
 struct Observers final {
+    // Id of the budget in calls from and to Python: the address of its driver.
+    std::ptrdiff_t number = 0;
     Notifications due;
     Samples samples;  // memory in use over time
     PeakWatch peak_watch;

@@ -29,6 +29,8 @@ namespace rekindle {
 // Whether a budget only counts operators. Members require the session mutex, except `on`.
 class OnlyCounting final {
 public:
+    bool allowed = true;  // false if user-held values or a policy of the user's need records
+
     // The most bytes in use, at any moment before the mode and in it.
     static constexpr Bytes most(Bytes budget) noexcept { return budget / 20; }
 

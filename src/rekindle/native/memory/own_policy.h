@@ -13,7 +13,7 @@ struct _object;
 
 namespace rekindle {
 
-class Driver;
+class Frees;
 
 // Forwards the engine's events to a Python object, and the object's choices of storages to evict to
 // the engine. Twin of the base class in rekindle.policies._base.
@@ -35,8 +35,8 @@ public:
     PythonChooser& operator=(PythonChooser&&) = delete;
     ~PythonChooser() override;
 
-    // Set the driver whose engine asks this Python policy for storages to evict.
-    void choose_for(Driver& driver) noexcept { driver_ = &driver; }
+    // Set the budget whose engine asks this Python policy for storages to evict.
+    void choose_for(Frees& frees) noexcept { frees_ = &frees; }
 
     bool remembers() const override { return remembers_; }
 
@@ -120,7 +120,7 @@ private:
     Storage* oldest() const noexcept;
 
     _object* object_;
-    Driver* driver_ = nullptr;
+    Frees* frees_ = nullptr;
     bool remembers_ = false;
     bool busy_ = false;  // a thread is calling Python now
     std::unordered_map<const Storage*, _object*> views_;

@@ -18,9 +18,7 @@
 #include <vector>
 
 #include "../memory/driver.h"
-#include "../memory/neighbors.h"
 #include "../memory/own_policy.h"
-#include "../memory/swapper.h"
 
 // Python's `PyObject`, declared as in Python.h.
 struct _object;
@@ -44,9 +42,6 @@ void notify_owners(Driver& driver);
 void notify_losses(Driver& driver);
 // Notify Python that operators ran. Python then notes the current source line of the program.
 void notify_places(Driver& driver);
-// Return all blocks of the budget's device by segment, as the device's allocator reports them;
-// empty if it reports none. Needs the session mutex, and releases it while Python runs.
-Segments segments_of(Driver& driver);
 // Let Python warn that a copy to or from the host failed.
 void notify_complaint(Driver& driver);
 // Notify Python that a range of the profiler begins or ends during an optimizer step.
@@ -77,7 +72,7 @@ inline void notify(Driver& driver) {
     if (driver.observers.due.places_due) [[unlikely]] {
         notify_places(driver);
     }
-    if (driver.swapper != nullptr && driver.swapper->complaint_due) [[unlikely]] {
+    if (driver.events.swapper != nullptr && driver.events.swapper->complaint_due) [[unlikely]] {
         notify_complaint(driver);
     }
     notify_policy(driver);

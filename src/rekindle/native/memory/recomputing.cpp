@@ -69,11 +69,11 @@ Recomputing::~Recomputing() {
     // used.
     const bool dropped = driver_.registry.any_locked_is_gone();
     if (dropped) {
-        without_throwing([&] { driver_.process_pending(); });
+        without_throwing([&] { driver_.frees.process_pending(); });
     }
     if (visited() || dropped) {
-        if (driver_.swapper != nullptr) {
-            driver_.swapper->go_on();
+        if (driver_.events.swapper != nullptr) {
+            driver_.events.swapper->go_on();
         }
         if (reads_anything_ && driver_.in_progress.reading_anything == 0) {
             for (EvictHeldLast* each : driver_.resorts) {
@@ -96,8 +96,8 @@ void Recomputing::is_visited() noexcept {
     if (reads_anything_) {
         driver_.stop_evicting_held();
     }
-    if (driver_.swapper != nullptr) {
-        driver_.swapper->pause();
+    if (driver_.events.swapper != nullptr) {
+        driver_.events.swapper->pause();
     }
 }
 

@@ -7,8 +7,8 @@
 namespace rekindle {
 
 void start_recording(Driver& driver, Transcript& transcript) {
-    driver.only_counting.end();  // a trace has every operator
-    driver.poll();
+    driver.events.only_counting.end();  // a trace has every operator
+    driver.frees.poll();
     for (Storage* each = driver.engine.first_storage(); each != nullptr; each = each->next) {
         const std::int64_t held = each->held ? 1 : 0;
         transcript.present.push_back({each->id, each->nbytes, each->references, held});

@@ -37,7 +37,7 @@ void Registry::bind(StorageRecord& record, const StoragePtr& storage_impl) {
     record.storage_impl = weak(*storage_impl);
     record.size = static_cast<Bytes>(storage_impl->nbytes());
     record.untracked = !on_cpu || !hook_deleter(*storage_impl);
-    device_.streams.moved(record.id);
+    device.streams.moved(record.id);
     // If PyTorch did not allocate this memory, or has lent it to NumPy (then it cannot be resized),
     // code outside PyTorch may write it.
     if (((on_cpu && record.untracked) || !storage_impl->resizable()) &&
@@ -106,13 +106,13 @@ void Registry::drop_keeper(StorageRecord& record) {
 void Registry::vacate(StorageRecord& record) {
     if (poisons() && record.keeper) [[unlikely]] {
         if (!record.leaving && !record.coming && !record.is_held()) {
-            device_.in_order([&] { poison(record.keeper); });
+            device.in_order([&] { poison(record.keeper); });
         }
     }
-    if (device_.queues()) {
+    if (device.queues()) {
         if (const StoragePtr storage_impl =
                 record.at()) {  // null: the program has just freed the storage
-            device_.keep_until_read(*storage_impl, record.id);
+            device.keep_until_read(*storage_impl, record.id);
         }
     }
     table.take(record);
@@ -121,7 +121,7 @@ void Registry::vacate(StorageRecord& record) {
 }
 
 void Registry::attach(StorageRecord& record, const StoragePtr& storage_impl) {
-    device_.streams.note(record.id, device_.streams.unknown());
+    device.streams.note(record.id, device.streams.unknown());
     place(record, storage_impl, {});
 }
 
@@ -161,8 +161,8 @@ bool Registry::evict_keeping_placeholder(StorageRecord& record) {
     }
     // The allocator does not reuse the evicted memory before the streams that still read it are
     // done.
-    if (device_.queues()) {
-        device_.keep_until_read(*storage_impl, record.id);
+    if (device.queues()) {
+        device.keep_until_read(*storage_impl, record.id);
     }
     table.take(record.address);
     record.keeper.reset();
@@ -216,7 +216,7 @@ void Registry::poll_untracked(bool youngest) {
 // Remove the entry of `address`, whose memory the program freed, from the address table.
 void Registry::drop_address(const void* address, AddressEntry resident) {
     if (resident.record == nullptr) {
-        observers_.transcriber.freed(address, resident.nbytes);
+        observers.transcriber.freed(address, resident.nbytes);
         pending.counted += resident.nbytes;
     } else {
         resident.record->address = nullptr;
@@ -228,10 +228,10 @@ void Registry::drop_address(const void* address, AddressEntry resident) {
 void Registry::dispose(StorageRecord& record) noexcept {
     held_list.remove(record);
     table.take(record);
-    if (observers_.audit) [[unlikely]] {
-        observers_.audit->forget(record);
+    if (observers.audit) [[unlikely]] {
+        observers.audit->forget(record);
     }
-    device_.streams.forget(record.id);
+    device.streams.forget(record.id);
     records.drop(record);
 }
 

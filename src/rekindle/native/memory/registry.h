@@ -1,7 +1,7 @@
 // Which storages a budget knows, and where their memory is.
 //
 // The registry finds records by the address of their memory, binds them to memory, and learns of
-// freed memory. It decides nothing: it knows no engine. `Driver::process_pending` tells the engine
+// freed memory. It decides nothing: it knows no engine. `Frees` tells the engine
 // what was freed.
 #pragma once
 
@@ -24,14 +24,18 @@ namespace rekindle {
 // The storages of one budget. The caller holds the session mutex.
 class Registry final {
 public:
-    Registry(Device& device, Observers& observers, bool assumed)
-        : devices(device, assumed), device_(device), observers_(observers) {}
+    Registry(Device& device_of, Observers& told, bool assumed)
+        : device(device_of), observers(told), devices(device_of, assumed) {}
 
     Registry(const Registry&) = delete;
     Registry& operator=(const Registry&) = delete;
     Registry(Registry&&) = delete;
     Registry& operator=(Registry&&) = delete;
     ~Registry() = default;
+
+    // what this part is built on
+    Device& device;
+    Observers& observers;
 
     Records records;
     StorageTable table;
@@ -97,7 +101,7 @@ public:
 
     // Take the addresses of freed storages from the free queue, and remove them from the address
     // table. Must be called before a look-up in the table: PyTorch may have given a freed address
-    // to another storage. `process_pending` reports the freed storages to the engine later.
+    // to another storage. `Frees` reports the freed storages to the engine later.
     void drain();
     // Find out which storages without a deleter hook the program has freed, because nothing reports
     // their frees. If `youngest`, check only the storages added last.
@@ -120,11 +124,11 @@ public:
     template <class F>
     void each_on_device(F&& visit) const {
         untracked.each([&](const c10::StorageImpl& storage_impl) {
-            if (storage_impl.device() == device_.which() && storage_impl.data() != nullptr) {
+            if (storage_impl.device() == device.which() && storage_impl.data() != nullptr) {
                 const auto address = reinterpret_cast<std::uintptr_t>(storage_impl.data());
                 visit(
                     static_cast<Bytes>(address),
-                    device_.rounded(static_cast<Bytes>(storage_impl.nbytes()))
+                    device.rounded(static_cast<Bytes>(storage_impl.nbytes()))
                 );
             }
         });
@@ -138,9 +142,6 @@ public:
 
 private:
     void drop_address(const void* address, AddressEntry resident);
-
-    Device& device_;
-    Observers& observers_;
 };
 
 }  // namespace rekindle

@@ -6,8 +6,7 @@
 #include <unordered_set>
 #include <utility>
 
-#include "driver.h"
-#include "program.h"
+#include "own_policy.h"
 
 namespace rekindle {
 
@@ -40,23 +39,22 @@ bool by_address(const Block& one, const Block& other) noexcept {
 // Return by how many bytes reserved memory would exceed its limit if the allocator reserved a
 // segment for a new result of `nbytes`. If zero or less, the limit would hold.
 Bytes Reserved::missing(Bytes nbytes) const {
-    const Bytes given = is_the_budget ? driver_.engine.budget : UNLIMITED;
+    const Bytes given = is_the_budget ? engine_.budget : UNLIMITED;
     const Bytes limit = std::min(given, found_.value_or(UNLIMITED));
     // leave some reserved memory for small results
     const Bytes for_small = std::min<Bytes>(limit / 64, SEGMENT);
-    return driver_.device.reserved() + growth_for(nbytes) - (limit - for_small);
+    return device_.reserved() + growth_for(nbytes) - (limit - for_small);
 }
 
 void Reserved::find_place(Bytes nbytes) {
-    if (!limited() || nbytes <= SMALL || !driver_.device.finds_places ||
-        driver_.device.is_capturing()) {
+    if (!limited() || nbytes <= SMALL || !device_.finds_places || device_.is_capturing()) {
         return;
     }
-    nbytes = driver_.device.rounded(nbytes);
+    nbytes = device_.rounded(nbytes);
     if (take(nbytes) || missing(nbytes) <= 0) {
         return;
     }
-    if (driver_.device.reserved() == reserved_then_ && since_ < TRUSTED) {
+    if (device_.reserved() == reserved_then_ && since_ < TRUSTED) {
         ++since_;
         count_free_blocks();
         if (take(nbytes)) {
@@ -69,7 +67,7 @@ void Reserved::find_place(Bytes nbytes) {
         return;
     }
     ++places_;
-    switch (driver_.evict_for_place(nbytes, missing(nbytes), now())) {
+    switch (evict_for_place(nbytes, missing(nbytes), now())) {
         case Way::neighbors:
             count_free_blocks();
             break;
@@ -85,7 +83,7 @@ void Reserved::find_place(Bytes nbytes) {
 
 // Let the device's allocator return its unused segments to the device.
 void Reserved::give_back() {
-    driver_.device.empty_cache();
+    device_.empty_cache();
     ask_allocator();
     count_free_blocks();
 }
@@ -94,8 +92,8 @@ void Reserved::give_back() {
 // evicting neighbors nor emptying whole segments gives a free block.
 void Reserved::make_by_sum(Bytes nbytes) {
     for (const Bytes less : {nbytes, 4 * nbytes}) {
-        driver_.perform([&] { driver_.engine.shrink(driver_.engine.memory - less); });
-        driver_.wait_for_copies();
+        events_.perform([&] { engine_.shrink(engine_.memory - less); });
+        events_.wait_for_copies();
         give_back();
         if (n_free_blocks_.lower_bound(nbytes) != n_free_blocks_.end() || missing(nbytes) <= 0) {
             return;
@@ -121,13 +119,13 @@ bool Reserved::take(Bytes nbytes) {
 }
 
 // Query the device's allocator for its blocks. A used block that is not memory of a storage known
-// to the driver counts as not evictable until the next query.
+// to the registry counts as not evictable until the next query.
 void Reserved::ask_allocator() {
-    segments_ = segments_of(driver_);
-    reserved_then_ = driver_.device.reserved();
+    segments_ = segments_of(frees_);
+    reserved_then_ = device_.reserved();
     since_ = 0;
     std::unordered_set<Bytes> known;
-    driver_.registry.each_on_device([&](Bytes address, Bytes) { known.insert(address); });
+    registry_.each_on_device([&](Bytes address, Bytes) { known.insert(address); });
     for (std::vector<Block>& segment : segments_) {
         for (Block& block : segment) {
             block.used = block.used && !known.contains(block.address);
@@ -136,10 +134,10 @@ void Reserved::ask_allocator() {
 }
 
 // Return the allocator's segments as they are now: the blocks of the last query, updated by the
-// storages that the driver has made or freed since.
+// storages that the program has made or freed since.
 Segments Reserved::now() const {
     std::vector<Block> known;
-    driver_.registry.each_on_device([&](Bytes address, Bytes nbytes) {
+    registry_.each_on_device([&](Bytes address, Bytes nbytes) {
         known.push_back({address, nbytes, true, {}});
     });
     std::ranges::sort(known, by_address);
@@ -179,6 +177,75 @@ void Reserved::count_free_blocks() {
             }
         }
     }
+}
+
+bool Reserved::evict_neighbors(Bytes nbytes) {
+    if (!device_.queues() || !device_.has_neighbors || nbytes <= 0) {
+        return false;
+    }
+    frees_.outside.ask_allocator();
+    frees_.poll_held();
+    return evict_for_place(nbytes, UNLIMITED, segments_of(frees_)) != Way::none;
+}
+
+// Write into each block of `segments` the loss of evicting its contents: the policy's score. Return
+// the evictable storages on the device by address.
+std::unordered_map<Bytes, Storage*> Reserved::price(Segments& segments) {
+    if (own_policy_ != nullptr) {
+        own_policy_->ask_losses(engine_.clock);
+    }
+    std::unordered_map<Bytes, Storage*> at;
+    for (Storage* each = engine_.first_storage(); each != nullptr; each = each->next) {
+        const StoragePtr storage_impl = each->order < 0 ? StoragePtr() : record_of(*each).at();
+        if (storage_impl && storage_impl->device() == device_.which()) {
+            at.emplace(
+                static_cast<Bytes>(reinterpret_cast<std::uintptr_t>(storage_impl->data())), each
+            );
+        }
+    }
+    for (std::vector<Block>& segment : segments) {
+        for (Block& block : segment) {
+            if (const auto found = at.find(block.address); block.used && found != at.end()) {
+                block.loss = engine_.loss(*found->second);
+            }
+        }
+    }
+    return at;
+}
+
+Way Reserved::evict_for_place(Bytes nbytes, Bytes missing, Segments segments) {
+    const std::unordered_map<Bytes, Storage*> at = price(segments);
+    std::optional<Window> best;
+    std::span<const Block> chosen;
+    for (const std::vector<Block>& segment : segments) {
+        const std::optional<Window> window = cheapest_window(segment, nbytes);
+        if (window && (!best || window->loss < best->loss)) {
+            best = window;
+            chosen = std::span(segment).subspan(window->first, window->last - window->first + 1);
+        }
+    }
+    const std::optional<Release> release =
+        missing == UNLIMITED ? std::nullopt : cheapest_release(segments, missing);
+    const bool by_segments = release && (!best || release->loss < best->loss);
+    std::vector<Ref<Storage>> victims;
+    const auto go = [&](std::span<const Block> blocks) {
+        for (const Block& block : blocks) {
+            if (block.used) {
+                victims.emplace_back(at.at(block.address));
+            }
+        }
+    };
+    if (by_segments) {
+        std::ranges::for_each(release->segments, [&](std::size_t each) { go(segments[each]); });
+    } else {
+        go(chosen);
+    }
+    events_.perform([&] { engine_.evict_these(victims); });
+    events_.wait_for_copies();
+    if (by_segments) {
+        return Way::whole_segments;
+    }
+    return victims.empty() ? Way::none : Way::neighbors;
 }
 
 }  // namespace rekindle

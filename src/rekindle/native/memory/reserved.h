@@ -17,18 +17,32 @@
 
 #include <map>
 #include <optional>
+#include <unordered_map>
 #include <vector>
 
 #include "../base/types.h"
+#include "frees.h"
 #include "neighbors.h"
 
 namespace rekindle {
 
-class Driver;
+class PythonChooser;  // NOLINT(cppcoreguidelines-virtual-class-destructor): it is final
+
+// Return all blocks of the budget's device by segment, as the device's allocator reports them;
+// empty if it reports none. Needs the session mutex, and releases it while Python runs. Defined in
+// python/program.cpp.
+Segments segments_of(Frees& frees);
 
 class Reserved final {
 public:
-    explicit Reserved(Driver& driver) : driver_(driver) {}
+    // `own_policy`: a policy written in Python, or null.
+    Reserved(Frees& frees, PythonChooser* own_policy)
+        : engine_(frees.engine),
+          registry_(frees.registry),
+          device_(frees.registry.device),
+          events_(frees.events),
+          frees_(frees),
+          own_policy_(own_policy) {}
 
     // True if the budget limits the memory that the device's allocator reserves, and not the memory
     // of tensors.
@@ -48,10 +62,19 @@ public:
     // reserved memory is not limited.
     void find_place(Bytes nbytes);
 
+    // Evict the cheapest values that lie next to each other in device memory, to free `nbytes` in
+    // one piece. Return true if something was evicted.
+    bool evict_neighbors(Bytes nbytes);
+
     // Return how often values were evicted to make a free block for an allocation.
     int places() const noexcept { return places_; }
 
 private:
+    // Free a block of `nbytes` on the device in the cheaper of two ways: evict values that lie next
+    // to each other, or empty whole segments of the allocator with `missing` bytes in all. The
+    // caller returns emptied segments to the device.
+    Way evict_for_place(Bytes nbytes, Bytes missing, Segments segments);
+    std::unordered_map<Bytes, Storage*> price(Segments& segments);
     Bytes missing(Bytes nbytes) const;
     bool take(Bytes nbytes);
     void make_by_sum(Bytes nbytes);
@@ -60,10 +83,15 @@ private:
     Segments now() const;
     void count_free_blocks();
 
-    Driver& driver_;
+    Engine& engine_;
+    Registry& registry_;
+    Device& device_;
+    Events& events_;
+    Frees& frees_;
+    PythonChooser* const own_policy_;
     std::optional<Bytes> found_;
     // Blocks of the device's allocator at its last query. Blocks marked `used` are not memory of
-    // the driver's storages and cannot be evicted.
+    // the budget's storages and cannot be evicted.
     Segments segments_;
     Bytes reserved_then_ = -1;
     // number of searches for a free block without success since the last query of the allocator

@@ -134,7 +134,7 @@ void Driver::add_storage(Snapshot& snapshot, StorageRecord& record) {
 }
 
 void Driver::take_snapshot(Snapshot& snapshot, ProgramLine line) {
-    process_pending();
+    frees.process_pending();
     snapshot.memory = engine.memory;
     snapshot.clock = engine.clock;
     snapshot.line = std::move(line);
@@ -161,7 +161,7 @@ void Driver::take_snapshot(Snapshot& snapshot, ProgramLine line) {
 
 void Driver::take_peak_snapshot(ProgramLine line) {
     observers.peak_watch.due = false;
-    process_pending();
+    frees.process_pending();
     if (!observers.peak_watch.is_outdated(engine.memory)) {
         return;  // the program freed values that were part of the peak
     }
@@ -179,7 +179,7 @@ void Driver::expect_peak(Bytes nbytes, ProgramLine line) {
 }
 
 std::vector<at::Tensor> Driver::program_tensors() {
-    process_pending();
+    frees.process_pending();
     std::vector<at::Tensor> found;
     for (Storage* each = engine.first_storage(); each != nullptr; each = each->next) {
         if (at::Tensor origin(record_of(*each).origin.lock()); each->resident && origin.defined()) {

@@ -23,7 +23,7 @@ void Driver::open() {
     if (device.queues()) {
         Recipe& call = new_call(nullptr, 0, false);
         const Ref<Call> kept(&call);
-        outside_ = Ref<Storage>(&new_storage(call, device.allocated()));
+        frees.outside.count_in(new_storage(call, device.allocated()));
         admit(call);
     }
 }
@@ -52,9 +52,9 @@ void Driver::admit(Recipe& call, Bytes workspace) {
     if (observers.transcriber.writes()) [[unlikely]] {
         observers.transcriber.called(call.name(), workspace);
     }
-    perform([&] { engine.admit(call, true); });
+    events.perform([&] { engine.admit(call, true); });
     for (Value* value : call.outputs()) {
-        if (value->storage->replayable || swapper != nullptr) {
+        if (value->storage->replayable || events.swapper != nullptr) {
             registry.held_list.add(record_of(*value->storage));
         }
     }
@@ -64,7 +64,7 @@ void Driver::admit(Recipe& call, Bytes workspace) {
     if (observers.audit) [[unlikely]] {
         observers.audit->made(call, device);
     }
-    note_memory();
+    events.note_memory();
 }
 
 void Driver::account(const Facts& facts, Nanoseconds cost, Bytes workspace) {
@@ -79,25 +79,7 @@ void Driver::account(const Facts& facts, Nanoseconds cost, Bytes workspace) {
 
 void Driver::count(Nanoseconds cost, Bytes nbytes, Bytes workspace) {
     engine.account(cost, nbytes, workspace);
-    note_memory();
-}
-
-// Report the bytes in use to the record of memory over time, and to the watch for new peaks. Called
-// after every operator that changes the bytes in use.
-void Driver::note_memory() {
-    observers.look(engine);
-    if (only_counting.look(engine.memory, engine.budget) && needs_no_records()) {
-        only_counting.begin(engine.budget);
-    }
-}
-
-// Return true if nothing needs records and recipes of the operators that follow.
-bool Driver::needs_no_records() const {
-    return engine.budget != UNLIMITED && engine.peak <= OnlyCounting::most(engine.budget) &&
-           observers.evictions == 0 && registry.placeholders == 0 && !device.queues() &&
-           device.which().is_cpu() && allocations_are_counted() && !observers.need_records() &&
-           !tests.evict_before_every_op && !held_eviction && swapper == nullptr &&
-           own_policy == nullptr;
+    events.note_memory();
 }
 
 StorageRecord* Driver::find_or_register(const c10::TensorImpl& tensor) {
@@ -111,7 +93,7 @@ StorageRecord* Driver::find_or_register(const c10::TensorImpl& tensor) {
             // The storage recorded at this address was freed without a report, and PyTorch gave its
             // address to `storage_impl`. So remove the old record first.
             registry.poll_untracked();
-            process_pending();
+            frees.process_pending();
             found = registry.find(storage_impl);
         } else if (
             found->record->special.is_external() &&
@@ -172,13 +154,11 @@ StorageRecord& Driver::adopt(const c10::TensorImpl& tensor, c10::StorageImpl& st
     const bool shares = share_with_overlapping(storage_impl);
     const Bytes nbytes = registry.devices.counted(storage_impl);
     // Until now the bytes of this storage counted as device memory that no operator reported
-    // (`outside_`). Subtract them there, so that they do not count twice.
-    if (outside_) {
-        engine.resize(*outside_, std::max<Bytes>(0, outside_->nbytes - nbytes));
-    }
+    // (`OutsideMemory`). Subtract them there, so that they do not count twice.
+    frees.outside.subtract(nbytes);
     const bool weight = is_weight(tensor);
     if (nbytes > engine.budget - engine.memory) {
-        make_room(nbytes, weight ? "a parameter" : "a tensor of yours");
+        room.make_room(nbytes, weight ? "a parameter" : "a tensor of yours");
     }
     if (weight) {
         observers.due.new_parameters.push_back(&storage_impl);
@@ -214,82 +194,16 @@ void Driver::retain(StorageRecord& record, const StoragePtr& storage_impl) {
     engine.retain(record);
 }
 
-void Driver::use(StorageRecord& record) {
-    const Ref<Storage> kept(&record);
-    finish_swap_in(*this, record);
-    const auto asked_for = [&] {
-        bring([&] {
-            if (record.listed) {  // false if the program freed the storage meanwhile
-                engine.use(record.root);
-            }
-        });
-    };
-    if (record.resident) {
-        asked_for();
-    } else {
-        observers.lost.add([&] {
-            poll();
-            if (observers.steps != nullptr) {
-                observers.steps->about_to_access(record);
-                finish_swap_in(*this, record);
-            }
-            asked_for();
-        });
-    }
-    if (record.listed) {
-        registry.held_list.add(record);
-        // During CUDA graph capture it is impossible to wait for a copy to the host, so wait now.
-        finish_swap_out(*this, record);
-    }
-}
-
-void Driver::pin(StorageRecord& record) {
-    const Ref<Storage> kept(&record);
-    finish_swap_in(*this, record);
-    const auto pinned = [&] { bring([&] { engine.pin(record.root); }); };
-    if (record.resident) {
-        pinned();
-    } else {
-        observers.lost.add([&] {
-            poll();
-            pinned();
-        });
-    }
-    if (record.consumed()) {
-        record.own();
-    }
-    registry.held_list.remove(record);
-}
-
-void Driver::seal(StorageRecord& record) {
-    perform([&] { engine.seal(record); });
-}
-
 void Driver::forget(StorageRecord& record) {
     const Ref<Storage> kept(&record);
-    poll();
+    frees.poll();
     detach_from(*this, record);
-    bring([&] { engine.forget(record); });
-}
-
-void Driver::resized(StorageRecord& record) {
-    const StoragePtr storage_impl = record.at();
-    if (!storage_impl) {
-        return;
-    }
-    const void* address = address_of(*storage_impl);
-    if (address != record.address) {
-        registry.table.take(record);
-        registry.bind(record, storage_impl);
-    }
-    record.size = static_cast<Bytes>(storage_impl->nbytes());
-    engine.resize(record, registry.devices.counted(*storage_impl));
-    note_memory();
+    room.bring([&] { engine.forget(record); });
 }
 
 void Driver::keep(const c10::TensorImpl& tensor) {
     if (StorageRecord* record = find_or_register(tensor)) {
-        pin(*record);
+        room.pin(*record);
     }
 }
 
@@ -308,11 +222,9 @@ void Driver::register_tensors(const std::vector<const c10::TensorImpl*>& tensors
         }
     }
     // until now the bytes of these tensors counted as memory that no operator reported
-    if (outside_) {
-        needed -= std::min(needed, outside_->nbytes);
-    }
+    needed -= std::min(needed, frees.outside.nbytes());
     if (found.size() > 1 && needed > engine.budget - engine.memory) {
-        make_room(needed, "a model");
+        room.make_room(needed, "a model");
     }
     for (const c10::TensorImpl* each : found) {
         // Another thread may have counted this tensor while room for all of them was made.
@@ -352,14 +264,14 @@ void Driver::pin_as_constant(const c10::TensorImpl& tensor) {
     }
     const Ref<Storage> kept(record);
     if (!record->resident) {
-        use(*record);
+        room.use(*record);
     }
     const bool returned = record->evictable_while_held;
-    perform([&] { engine.set_evictable_while_held(*record, false); });
+    events.perform([&] { engine.set_evictable_while_held(*record, false); });
     // Keep the recipe if a trace is recorded and the value may have been recomputed before, because
     // a trace has no event for a dropped recipe.
     if (may_forget(*record) && !(observers.recorded && returned)) {
-        seal(*record);
+        room.seal(*record);
     }
 }
 
@@ -377,7 +289,7 @@ bool Driver::save_what_needs(const c10::TensorImpl& tensor) {
 }
 
 bool Driver::about_to_resize(c10::StorageImpl& storage_impl, Bytes nbytes, std::int64_t newest) {
-    bring_back(storage_impl);
+    room.bring_back(storage_impl);
     const AddressEntry* found = registry.find(storage_impl);
     StorageRecord* known =
         found != nullptr ? &known_at(*found, storage_impl) : emptied_at(storage_impl);
@@ -386,13 +298,13 @@ bool Driver::about_to_resize(c10::StorageImpl& storage_impl, Bytes nbytes, std::
     }
     StorageRecord& record = *known;
     const Ref<Storage> kept(known);
-    finish_swap_out(*this, record);
+    events.finish_swap_out(record);
     const Bytes more = nbytes - record.size;
     if (more < 0 && !record.replayable && record.consumed()) {
         const bool leaves = (newest >= 0 && !device.is_capturing()) || record.absent;
         leaves ? leave(*this, record, newest) : forget(record);
     } else if (more > engine.budget - engine.memory && registry.devices.counts(storage_impl)) {
-        make_room(more, "resize_");
+        room.make_room(more, "resize_");
     }
     // Recipes may need the contents before the resize, so register the resize as a write (R3,
     // in-place writes).
@@ -405,7 +317,7 @@ void Driver::has_been_resized() {
     if (const Ref<Storage> record = std::exchange(resizing_, {}); record) {
         registry.drain();
         device.streams.note(record->id, device.streams.unknown());
-        resized(record_of(*record));
+        frees.resized(record_of(*record));
         if (record_of(*record).size == 0) {
             emptied_.push_back(record);
         }
@@ -422,30 +334,6 @@ StorageRecord* Driver::emptied_at(const c10::StorageImpl& storage_impl) {
         return !there || there.get() == &storage_impl;
     });
     return found;
-}
-
-void Driver::disown(StorageRecord& record) {
-    // A source (a value without a recipe) stays in memory while recipes read it.
-    const bool stays = record.pinned || !record.replayable;
-    const bool needed = record.references != 0 || (record.consumed() && stays);
-    if (record.held && !needed) {
-        registry.drop_keeper(
-            record
-        );  // from now on only the program, if anything, keeps the storage alive
-    }
-    let_go_of_idle();
-}
-
-// Release the runtime's references to the storages in `engine.idle`. The program holds these
-// storages, and no recomputation needs them any more.
-void Driver::let_go_of_idle() {
-    while (!engine.idle.empty()) [[unlikely]] {
-        const Ref<Storage> idle = std::move(engine.idle.back());
-        engine.idle.pop_back();
-        if (idle->references == 0 && !idle->consumed()) {
-            registry.drop_keeper(record_of(*idle));
-        }
-    }
 }
 
 }  // namespace rekindle

@@ -7,12 +7,11 @@
 #include <utility>
 
 #include "../torch/backward.h"
-#include "driver.h"
 
 namespace rekindle {
 
-Swapper::Swapper(Driver& driver, _object* store)
-    : copies(store), driver_(driver), engine_(driver.engine) {}
+Swapper::Swapper(Engine& engine, Registry& registry, _object* store)
+    : copies(store), engine_(engine), registry_(registry), device_(registry.device) {}
 
 // Remove the transfer of `record` from `moves`, the transfers in flight. Return the memory that the
 // transfer reads or writes.
@@ -102,11 +101,11 @@ void Swapper::count(Bytes nbytes) {
 // Tell the host store about each device stream that the program has started to use since the last
 // call. A copy waits for the work queued on all these streams, and later work waits for the copy.
 void Swapper::report_streams() {
-    if (!driver_.device.queues()) {
+    if (!device_.queues()) {
         return;
     }
-    driver_.device.see();
-    const auto& seen = driver_.device.streams.seen();
+    device_.see();
+    const auto& seen = device_.streams.seen();
     while (known_streams_ < seen.size()) {
         copies.add_stream(seen[known_streams_++]);
     }
@@ -179,7 +178,7 @@ void Swapper::handle_failed_write(StorageRecord& record, const StoragePtr& stora
     // If the recipe of `record` was dropped during the failed copy, the value must stay in memory.
     if (gone && !record.replayable) {
         engine_.swap_out_failed(record);
-        driver_.registry.attach(record, storage_impl);
+        registry_.attach(record, storage_impl);
     } else {
         engine_.copy_lost(record);
     }
@@ -216,7 +215,7 @@ StoragePtr Swapper::fetch(StorageRecord& record, bool early) {
         storage_impl = reads_in_flight_.back().storage_impl;
         // A read from a file may fail, and the engine must know of a failure at once, so wait for
         // it. On a device, streams wait for the read, so this thread need not.
-        why = early && driver_.device.queues() ? "" : end_swap_in(record);
+        why = early && device_.queues() ? "" : end_swap_in(record);
     }
     if (!why.empty()) {
         forget(record, "read back: " + why);
@@ -262,8 +261,8 @@ void Swapper::discard(StorageRecord& record) {
 std::string Swapper::read(StorageRecord& record) {
     report_streams();
     const StoragePtr storage_impl =
-        allocate_storage(static_cast<std::size_t>(record.size), driver_.device.which());
-    driver_.device.keep_until_read(*storage_impl);
+        allocate_storage(static_cast<std::size_t>(record.size), device_.which());
+    device_.keep_until_read(*storage_impl);
     std::string why = copies.read(record.id, storage_impl);
     if (why.empty()) {
         reads_in_flight_.push_back({&record, storage_impl});
@@ -283,8 +282,8 @@ std::string Swapper::read_now(StorageRecord& record) {
         }
     }
     wait_for_all();
-    if (driver_.device.queues()) {
-        driver_.device.empty_cache();
+    if (device_.queues()) {
+        device_.empty_cache();
     }
     return read(record);
 }
@@ -319,46 +318,6 @@ void Swapper::forget(StorageRecord& record, const std::string& why) {
     complaint_due = true;
     copies.complain_of(record.nbytes, record.site(), why);
     copies.release(record.id);
-}
-
-void swap_ahead(Driver& driver) {
-    Engine& engine = driver.engine;
-    const bool may = driver.swapper->ahead && engine.budget != UNLIMITED && !driver.stepping;
-    if (!may || driver.device.is_capturing()) {
-        return;
-    }
-    const bool full = engine.memory > engine.budget / 2;
-    if (full && !engine.is_planned() && engine.host->link.idle_out(engine.clock)) {
-        // find values that the program no longer holds, because only those may be copied ahead of
-        // time
-        driver.poll();
-    }
-    const auto copy = [&] {
-        if (!in_backward_pass()) {
-            engine.ahead();
-        } else if (engine.host->link.waiting_out(0, engine.clock) == 0) {
-            engine.prefetch(engine.budget - engine.memory - engine.in_flight);
-        }
-    };
-    try {
-        driver.perform(copy);
-    } catch (const std::exception& error) {
-        if (!is_device_oom(error)) {
-            throw;
-        }  // a value that does not fit is swapped in later, when the program needs it
-    }
-}
-
-void finish_swap_out(const Driver& driver, StorageRecord& record) {
-    if (record.leaving && !driver.device.is_capturing()) {
-        driver.swapper->finish_swap_out(record);
-    }
-}
-
-void finish_swap_in(const Driver& driver, StorageRecord& record) {
-    if (driver.swapper != nullptr && !driver.device.is_capturing()) [[unlikely]] {
-        driver.swapper->finish(record);
-    }
 }
 
 const char* Swapper::fault() const {

@@ -27,18 +27,16 @@
 #include "../engine/engine.h"
 #include "../torch/storage_ptr.h"
 #include "host_store.h"
+#include "registry.h"
 #include "storage_record.h"
 
 namespace rekindle {
-
-class Driver;
 
 // The host copies of values of one budget, and the transfers in flight. Every member needs the
 // session mutex.
 class Swapper final {
 public:
-    // The driver must outlive the swapper.
-    Swapper(Driver& driver, _object* store);
+    Swapper(Engine& engine, Registry& registry, _object* store);
     Swapper(const Swapper&) = delete;
     Swapper& operator=(const Swapper&) = delete;
     Swapper(Swapper&&) = delete;
@@ -113,8 +111,9 @@ private:
     void remove_host_only(const StorageRecord& record);
     void forget(StorageRecord& record, const std::string& why);
 
-    Driver& driver_;
     Engine& engine_;
+    Registry& registry_;
+    Device& device_;
     // Records that have a host copy, complete or still being written.
     std::unordered_set<const StorageRecord*> copied_;
     // Swap-outs in flight, the oldest first.
@@ -128,15 +127,5 @@ private:
     // number of the program's streams that `report_streams` has passed to `copies`, the host store
     std::size_t known_streams_ = 0;
 };
-
-// Called after each operator. In a forward pass, start to copy values to the host that will
-// probably be evicted next. In a backward pass, start to swap in the values that it reads next,
-// once no swap-out is queued.
-void swap_ahead(Driver& driver);
-// Finish the copy of `record` to the host, because its memory is about to be written.
-void finish_swap_out(const Driver& driver, StorageRecord& record);
-// Wait for the swap-in of `record`, because the program is about to read its value. Do nothing
-// during CUDA graph capture, where waiting is impossible.
-void finish_swap_in(const Driver& driver, StorageRecord& record);
 
 }  // namespace rekindle

@@ -28,10 +28,10 @@ PyObject* evict_all(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
     translate_errors(driver, [&] {
         Locked lock;
-        driver.process_pending();
+        driver.frees.process_pending();
         about_to_let_go(driver, lock);
-        driver.evict_all();
-        with_held_evictable(driver, lock, [&] { driver.evict_all(); });
+        driver.room.evict_all();
+        with_held_evictable(driver, lock, [&] { driver.room.evict_all(); });
     });
     return nothing();
 }
@@ -60,18 +60,18 @@ PyObject* count_only(PyObject* arguments) {
     long long operators = 0;
     parse(arguments, "OL", &capsule, &operators);
     const Locked lock;
-    driver_of(capsule).only_counting.begin_for(operators);
+    driver_of(capsule).events.only_counting.begin_for(operators);
     return nothing();
 }
 
 PyObject* counts_only(PyObject* arguments) {
-    return PyBool_FromLong(driver_in(arguments).only_counting.on() ? 1 : 0);
+    return PyBool_FromLong(driver_in(arguments).events.only_counting.on() ? 1 : 0);
 }
 
 PyObject* list_recomputed_ops(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
     const Locked lock;
-    driver.tests.list_recomputed_ops = true;
+    driver.events.tests.list_recomputed_ops = true;
     return nothing();
 }
 
@@ -80,7 +80,7 @@ PyObject* recomputed_ops(PyObject* arguments) {
     std::vector<const Facts*> found;
     {
         const Locked lock;
-        found = driver.tests.recomputed_ops;
+        found = driver.events.tests.recomputed_ops;
     }
     Object list(PyList_New(0));
     for (const Facts* facts : found) {
@@ -111,9 +111,9 @@ PyObject* disable_for_tests(PyObject* arguments) {
     const std::string_view what = name;
     const Locked lock;
     Driver& driver = driver_of(capsule);
-    driver.backoff.lowers = driver.backoff.lowers && what != "fitted";
-    if (driver.swapper) {
-        driver.swapper->ahead = driver.swapper->ahead && what != "ahead";
+    driver.room.backoff.lowers = driver.room.backoff.lowers && what != "fitted";
+    if (driver.events.swapper) {
+        driver.events.swapper->ahead = driver.events.swapper->ahead && what != "ahead";
     }
     driver.taking_over.allowed = driver.taking_over.allowed && what != "in_place";
     Device& device = driver.device;
@@ -180,7 +180,7 @@ PyObject* fitted(PyObject* arguments) {
     parse(arguments, "OL", &capsule, &nbytes);
     const Locked lock;
     Driver& driver = driver_of(capsule);
-    driver.backoff.fitted(nbytes, driver.engine.budget);
+    driver.room.backoff.fitted(nbytes, driver.engine.budget);
     return nothing();
 }
 
@@ -190,8 +190,8 @@ PyObject* interrupt(PyObject* arguments) {
     int before = 0;
     parse(arguments, "Oip", &capsule, &replays, &before);
     const Locked lock;
-    driver_of(capsule).tests.interrupt_in = replays;
-    driver_of(capsule).tests.interrupt_before = before != 0;
+    driver_of(capsule).events.tests.interrupt_in = replays;
+    driver_of(capsule).events.tests.interrupt_before = before != 0;
     return nothing();
 }
 
@@ -200,7 +200,7 @@ PyObject* refuse(PyObject* arguments) {
     long long operators = 0;
     parse(arguments, "OL", &capsule, &operators);
     const Locked lock;
-    const std::int64_t left = std::exchange(driver_of(capsule).tests.refuse_in, operators);
+    const std::int64_t left = std::exchange(driver_of(capsule).events.tests.refuse_in, operators);
     return PyLong_FromLongLong(left);
 }
 

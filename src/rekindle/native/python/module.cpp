@@ -46,6 +46,7 @@ namespace {
 using rekindle::Driver;
 using rekindle::driver_in;
 using rekindle::driver_of;
+using rekindle::Events;
 using rekindle::Locked;
 using rekindle::must;
 using rekindle::nothing;
@@ -53,6 +54,7 @@ using rekindle::Object;
 using rekindle::Observers;
 using rekindle::parse;
 using rekindle::PythonChooser;
+using rekindle::Room;
 using rekindle::tensor_of;
 
 // -- functions of the module ----------------------------------------------------------------------
@@ -274,7 +276,7 @@ PyObject* new_driver(PyObject* arguments) {
 PyObject* driver_id(PyObject* arguments) {
     PyObject* driver = nullptr;
     parse(arguments, "O", &driver);
-    return PyLong_FromSsize_t(driver_of(driver).number());
+    return PyLong_FromSsize_t(driver_of(driver).observers.number);
 }
 
 // shares_key() -> bool
@@ -438,9 +440,9 @@ PyObject* make_room(PyObject* arguments) {
     Driver& driver = driver_of(capsule);
     rekindle::translate_errors(driver, [&] {
         Locked lock;
-        driver.process_pending();
-        rekindle::retry_evicting_held(driver, lock, [&] { driver.make_room(bytes, who); });
-        driver.refuse_for_tests(who);
+        driver.frees.process_pending();
+        rekindle::retry_evicting_held(driver, lock, [&] { driver.room.make_room(bytes, who); });
+        driver.room.refuse_for_tests(who);
     });
     return nothing();
 }
@@ -550,15 +552,15 @@ PyObject* unpack(PyObject* arguments) {
 PyObject* check(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
     const Locked lock;
-    driver.process_pending();
+    driver.frees.process_pending();
     if (const auto fault = driver.engine.check()) {
         const auto storage = static_cast<long long>(fault->storage);
         PyErr_Format(PyExc_AssertionError, "%s (storage %lld)", fault->what, storage);
         Object::throw_error();
     }
     const char* fault = driver.fault();
-    if (fault == nullptr && driver.swapper != nullptr) {
-        fault = driver.swapper->fault();
+    if (fault == nullptr && driver.events.swapper != nullptr) {
+        fault = driver.events.swapper->fault();
     }
     if (fault != nullptr) {
         PyErr_SetString(PyExc_AssertionError, fault);
@@ -680,7 +682,7 @@ PyMethodDef methods[] = {
             set_flag<&Driver::observers, &Observers::due, &rekindle::Notifications::tell_ranges>>(
         "tell_ranges"
     ),
-    method<rekindle::set_flag<&Driver::stepping>>("stepping"),
+    method<rekindle::set_flag<&Driver::room, &Room::stepping>>("stepping"),
     method<rekindle::
                set_flag<&Driver::observers, &Observers::due, &rekindle::Notifications::models_due>>(
         "models_due"
@@ -747,7 +749,9 @@ PyMethodDef methods[] = {
     method<rekindle::remember_workspaces>("remember_workspaces"),
     method<rekindle::take_new_workspaces>("take_new_workspaces"),
     method<rekindle::repeated_calls>("repeated_calls"),
-    method<rekindle::set_flag<&Driver::tests, &rekindle::TestHooks::evict_before_every_op>>(
+    method<
+        rekindle::
+            set_flag<&Driver::events, &Events::tests, &rekindle::TestHooks::evict_before_every_op>>(
         "evict_before_every_op"
     ),
     method<rekindle::evict_all>("evict_all"),

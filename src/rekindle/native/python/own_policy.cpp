@@ -327,7 +327,7 @@ Storage* PythonChooser::choose(Nanoseconds now) {
         Answer answer;
         {
             const Busy busy(busy_);
-            const Consulting consulting(*driver_);
+            const Consulting consulting(*frees_);
             const Gil gil;
             const PendingError pending;
             deliver_queued();
@@ -367,7 +367,7 @@ PythonChooser::Answer PythonChooser::ask(Nanoseconds now) {
         );
         Object::throw_error();
     }
-    if (storage != nullptr && driver_->engine.host != nullptr) {
+    if (storage != nullptr && frees_->engine.host != nullptr) {
         const Object answer(PyObject_CallMethod(object_, "recompute_ns", "O", chosen.get()));
         const Nanoseconds price = PyLong_AsLongLong(answer.get());
         must(price != -1 || PyErr_Occurred() == nullptr);
@@ -404,7 +404,7 @@ void PythonChooser::ask_losses(Nanoseconds now) {
         asked.emplace_back(candidate);
     }
     const Busy busy(busy_);
-    const Consulting consulting(*driver_);
+    const Consulting consulting(*frees_);
     const Gil gil;
     const PendingError pending;
     deliver_queued();

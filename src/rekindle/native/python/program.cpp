@@ -85,9 +85,9 @@ void ask(const char* name, const char* format, Numbers... numbers) {
 
 }  // namespace
 
-Segments segments_of(Driver& driver) {
+Segments segments_of(Frees& frees) {
     Segments segments;
-    const Consulting consulting(driver);
+    const Consulting consulting(frees);
     const auto take = [&](PyObject* list) {
         const Py_ssize_t n = PyList_Size(list);
         for (Py_ssize_t i = 0; i < n; ++i) {
@@ -108,45 +108,46 @@ Segments segments_of(Driver& driver) {
         }
         return n >= 0;
     };
-    ask_and(take, "segments", "n", driver.number());
+    ask_and(take, "segments", "n", frees.registry.observers.number);
     return segments;
 }
 
 void notify_samples(Driver& driver) {
     driver.observers.due.samples_due = false;
-    ask("sample", "n", driver.number());
+    ask("sample", "n", driver.observers.number);
 }
 
 void notify_owners(Driver& driver) {
     driver.observers.due.owners_due = false;
-    ask("owners", "n", driver.number());
+    ask("owners", "n", driver.observers.number);
 }
 
 void notify_complaint(Driver& driver) {
-    driver.swapper->complaint_due = false;
+    driver.events.swapper->complaint_due = false;
     if (Py_IsInitialized() != 0) {
-        driver.swapper->copies.complain();
+        driver.events.swapper->copies.complain();
     }
 }
 
 void notify_losses(Driver& driver) {
     driver.observers.due.look_at_losses_at = 2 * driver.observers.recomputations;
-    ask("losses", "n", driver.number());
+    ask("losses", "n", driver.observers.number);
 }
 
 void notify_places(Driver& driver) {
     driver.observers.due.places_due = false;
-    ask(
-        "places", "nL", driver.number(), static_cast<long long>(driver.registry.records.operators())
-    );
+    ask("places",
+        "nL",
+        driver.observers.number,
+        static_cast<long long>(driver.registry.records.operators()));
 }
 
 void notify_range(const Driver& driver, bool ends) {
-    ask("range", "ni", driver.number(), ends ? 1 : 0);
+    ask("range", "ni", driver.observers.number, ends ? 1 : 0);
 }
 
 void request_plans(const Driver& driver, std::int64_t op_id) {
-    ask("plans", "nL", driver.number(), static_cast<long long>(op_id));
+    ask("plans", "nL", driver.observers.number, static_cast<long long>(op_id));
 }
 
 namespace {
@@ -187,7 +188,7 @@ bool is_so(const char* name, const Driver& driver) {
         so = answer == Py_True;
         return true;
     };
-    ask_and(take, name, "n", driver.number());
+    ask_and(take, name, "n", driver.observers.number);
     return so;
 }
 
@@ -264,7 +265,7 @@ void note_peak(Driver& driver) {
             driver.take_peak_snapshot(std::move(line));
         }
         if (driver.observers.due.notes_places) {  // Python also stores each snapshot as text
-            ask("peak", "n", driver.number());
+            ask("peak", "n", driver.observers.number);
         }
     } catch (python_error& error) {
         if (ends_the_program(error)) {
@@ -357,7 +358,7 @@ void OutOfBudgetError::raise(Driver& driver) const {
     throw_python(
         "out_of_budget",
         "nLLLsLL",
-        driver.number(),
+        driver.observers.number,
         static_cast<long long>(needed),
         static_cast<long long>(memory),
         static_cast<long long>(budget),
@@ -368,11 +369,11 @@ void OutOfBudgetError::raise(Driver& driver) const {
 }
 
 void DeviceOutOfMemoryError::raise(Driver& driver) const {
-    throw_python("device_full", "ns", driver.number(), said.c_str());
+    throw_python("device_full", "ns", driver.observers.number, said.c_str());
 }
 
 void WrongDeviceError::raise(Driver& driver) const {
-    throw_python("on_wrong_device", "ns", driver.number(), found.str().c_str());
+    throw_python("on_wrong_device", "ns", driver.observers.number, found.str().c_str());
 }
 
 void RecomputeDuringCaptureError::raise(Driver& /*driver*/) const {
@@ -407,7 +408,7 @@ void ExternalWriteError::raise(Driver& /*driver*/) const {
 }
 
 void SwapReadError::raise(Driver& driver) const {
-    throw_python("swap_failed", "ns", driver.number(), site.c_str());
+    throw_python("swap_failed", "ns", driver.observers.number, site.c_str());
 }
 
 void MissingInputError::raise(Driver& /*driver*/) const {

@@ -35,7 +35,7 @@ std::int64_t begin_held_read(
     driver.noted.emplace(number, std::make_unique<Reading>(driver, storages, saved));
     try {
         for (const c10::StorageImpl* storage_impl : storages) {
-            retry_evicting_held(driver, lock, [&] { driver.bring_back(*storage_impl); });
+            retry_evicting_held(driver, lock, [&] { driver.room.bring_back(*storage_impl); });
         }
     } catch (...) {
         driver.noted.erase(number);
@@ -58,6 +58,7 @@ PyObject* evict_anything(PyObject* arguments) {
     );
     const Locked lock;
     driver.held_eviction = std::make_unique<HeldEviction>(driver);
+    driver.events.only_counting.allowed = false;
     return nothing();
 }
 
@@ -68,7 +69,7 @@ PyObject* placeholders(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
     translate_errors(driver, [&] {
         const Locked lock;
-        driver.process_pending();
+        driver.frees.process_pending();
     });
     return PyLong_FromLong(driver.registry.placeholders);
 }

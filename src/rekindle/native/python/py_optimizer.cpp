@@ -264,7 +264,7 @@ void save_what_needs(Driver& driver, const TensorList& written) {
         });
     } while (saved);
     // Release these storages before the optimizer step, or the step would seem to free them.
-    driver.release_recompute_sources();
+    driver.room.release_recompute_sources();
 }
 
 }  // namespace

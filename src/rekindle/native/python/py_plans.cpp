@@ -136,7 +136,7 @@ PyObject* end_step(PyObject* arguments) {
     Learner& learner = learner_of(capsule);
     const StepOutcome ended = translate_errors(driver, [&] {
         const Locked lock;
-        driver.process_pending();
+        driver.frees.process_pending();
         return learner.end();
     });
     return Py_BuildValue(

@@ -59,7 +59,7 @@ void add_to(Snapshot& snapshot, Driver& driver, const std::vector<State>& states
     if (std::exchange(snapshot.has_states, true)) {
         return;
     }
-    driver.process_pending();
+    driver.frees.process_pending();
     for (const auto& [tensor, parameter] : states) {
         const c10::TensorImpl& state = *tensor.unsafeGetTensorImpl();
         driver.add_owned(snapshot, state, Owned::Kind::state, parameter);

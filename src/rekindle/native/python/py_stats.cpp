@@ -38,9 +38,9 @@ PyObject* numbers(PyObject* arguments) {
     std::array<std::int64_t, 13> found{};
     {
         const Locked lock;
-        driver.process_pending();
+        driver.frees.process_pending();
         driver.registry.poll_untracked();
-        driver.process_pending();
+        driver.frees.process_pending();
         const Engine& engine = driver.engine;
         found = {
             engine.memory,
@@ -174,7 +174,7 @@ PyObject* has_room(PyObject* arguments) {
     parse(arguments, "OL", &capsule, &bytes);
     const Locked lock;
     const Driver& driver = driver_of(capsule);
-    return PyBool_FromLong(driver.engine.has_room(bytes + driver.kept_back(bytes)) ? 1 : 0);
+    return PyBool_FromLong(driver.engine.has_room(bytes + driver.room.kept_back(bytes)) ? 1 : 0);
 }
 
 // devices_used(driver) -> list[str]

@@ -52,8 +52,8 @@ PyObject* set_budget(PyObject* arguments) {
     const Locked lock;
     Driver& driver = driver_of(capsule);
     driver.engine.budget = budget < 0 ? UNLIMITED : budget;
-    driver.backoff.forget();
-    driver.reserved.forget();
+    driver.room.backoff.forget();
+    driver.room.reserved.forget();
     if (driver.uses_arena) {
         the_arena().limit(driver.engine.budget);
     }
@@ -71,8 +71,8 @@ PyObject* backoff(PyObject* arguments) {
     {
         const Locked lock;
         const Bytes budget = driver.engine.budget == UNLIMITED ? -1 : driver.engine.budget;
-        const BudgetBackoff& backoff = driver.backoff;
-        found = {backoff.times(), budget, backoff.by_sum(), driver.reserved.places()};
+        const BudgetBackoff& backoff = driver.room.backoff;
+        found = {backoff.times(), budget, backoff.by_sum(), driver.room.reserved.places()};
     }
     return tuple_of(found);
 }
@@ -83,7 +83,7 @@ PyObject* backoff(PyObject* arguments) {
 PyObject* keep_reserved(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
     const Locked lock;
-    driver.reserved.is_the_budget = true;
+    driver.room.reserved.is_the_budget = true;
     driver.device.empty_cache();
     return nothing();
 }
@@ -116,8 +116,8 @@ PyObject* release_recompute_sources(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
     const bool any = translate_errors(driver, [&] {
         const Locked lock;
-        driver.process_pending();
-        return driver.release_recompute_sources();
+        driver.frees.process_pending();
+        return driver.room.release_recompute_sources();
     });
     return PyBool_FromLong(any ? 1 : 0);
 }

@@ -26,7 +26,9 @@ PyObject* swap(PyObject* arguments) {
     int only = 0;
     parse(arguments, "OOLLLp", &capsule, &copies, &host, &out, &back, &only);
     const Locked lock;
-    driver_of(capsule).swap_with({host < 0 ? UNLIMITED : host, out, back, only != 0}, copies);
+    driver_of(capsule).events.swap_with(
+        {host < 0 ? UNLIMITED : host, out, back, only != 0}, copies
+    );
     return nothing();
 }
 

@@ -20,8 +20,8 @@ namespace {
 void process_frees(Driver& driver) {
     translate_errors(driver, [&] {
         const Locked lock;
-        driver.process_pending();
-        driver.poll();
+        driver.frees.process_pending();
+        driver.frees.poll();
     });
 }
 
@@ -80,7 +80,7 @@ PyObject* begin_recording(PyObject* arguments) {
     Driver& driver = driver_of(capsule);
     return PyLong_FromLongLong(translate_errors(driver, [&] {
         const Locked lock;
-        driver.process_pending();
+        driver.frees.process_pending();
         const auto& begun = driver.observers.transcripts;
         const std::int64_t number = begun.empty() ? 0 : begun.rbegin()->first + 1;
         start_recording(driver, driver.observers.transcripts[number]);

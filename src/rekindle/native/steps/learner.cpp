@@ -116,7 +116,7 @@ void Learner::forget_step() {
 // -- during a step --------------------------------------------------------------------------------
 
 bool Learner::asks(std::int64_t op_id) {
-    const bool may_begin = begun_ && !too_long_ && !plan_ && !driver_.stepping &&
+    const bool may_begin = begun_ && !too_long_ && !plan_ && !driver_.room.stepping &&
                            (op_id & GRAPH) != 0 && (op_id & BACKWARD) == 0;
     if (!may_begin || beginning_with(op_id) != nullptr) {
         return false;
@@ -130,7 +130,7 @@ bool Learner::asks(std::int64_t op_id) {
 void Learner::observe(std::int64_t op_id, const ParsedCall& parsed) {
     makes_.reset();
     // Ignore operators of an optimizer step, and operators outside of `begin` and `end`.
-    if (driver_.stepping || !begun_ || too_long_) {
+    if (driver_.room.stepping || !begun_ || too_long_) {
         return;
     }
     if (op_ids_.empty()) {
@@ -206,7 +206,7 @@ void Learner::attempt(F&& moves) {
     // Keep the plan alive, because another thread may stop following it during a recomputation.
     const c10::intrusive_ptr<Following> kept = following_;
     try {
-        driver_.observers.lost.add([&] { driver_.bring(moves); });
+        driver_.observers.lost.add([&] { driver_.room.bring(moves); });
     } catch (const std::exception& error) {
         outcome_.reason = StepOutcome::Reason::failed;
         if (ends_the_program(error)) {
@@ -263,7 +263,7 @@ void Learner::abandon_plan() {
         return;
     }
     plan_.reset();
-    driver_.perform([&] { following_->follower.end(); });
+    driver_.events.perform([&] { following_->follower.end(); });
     following_.reset();
 }
 
@@ -271,7 +271,7 @@ void Learner::abandon_plan() {
 // index in the plan.
 void Learner::take(c10::intrusive_ptr<StepPlan> plan, std::span<const std::int64_t> found) {
     abandon_plan();
-    driver_.process_pending();  // frees values that only the previous plan kept in memory
+    driver_.frees.process_pending();  // frees values that only the previous plan kept in memory
     taken_ = true;
     const std::vector<std::int64_t>& numbers = plan->numbers;
     const auto here = static_cast<std::size_t>(found.back());

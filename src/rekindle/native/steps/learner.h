@@ -129,13 +129,13 @@ public:
     // Record that the program is about to access an evicted value, because the plan may be late.
     void about_to_access(const StorageRecord& record) override;
 
-    void poll() override { driver_.poll(); }
+    void poll() override { driver_.frees.poll(); }
 
     Storage& current(Storage& storage) override { return rekindle::current(record_of(storage)); }
 
     void own(Storage& storage) override { record_of(storage).own(); }
 
-    void disown(Storage& storage) override { driver_.disown(record_of(storage)); }
+    void disown(Storage& storage) override { driver_.frees.disown(record_of(storage)); }
 
 private:
     void begin_recording();
