@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "../memory/program.h"
+#include "../memory/notify.h"
 #include "../ops/facts.h"
 #include "../torch/dispatch_key.h"
 

@@ -30,7 +30,7 @@ bool count_argument(Driver& driver, Locked& lock, const c10::TensorImpl& tensor,
     if (record->flags != 0 || (written && (record->replayable || record->consumed()))) {
         return false;
     }
-    if (written && record->special.is_external() && driver.overlaps(*record)) [[unlikely]] {
+    if (written && record->special.is_external() && driver.sources.overlaps(*record)) [[unlikely]] {
         return false;
     }
     if (written) {
@@ -125,7 +125,7 @@ bool run_counted(Driver& driver, const Facts& facts, OperatorCall& call, Locked&
     }
     driver.registry.drain();
     const Bytes made = facts.writes ? 0 : count_results(driver, facts, call.results(facts.returns));
-    driver.count(cost, made, 0);
+    driver.storages.count(cost, made, 0);
     return true;
 }
 

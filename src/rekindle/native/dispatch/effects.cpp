@@ -7,7 +7,7 @@
 #include "../memory/audit.h"
 #include "../memory/evict_held_last.h"
 #include "../memory/held_eviction.h"
-#include "../memory/program.h"
+#include "../memory/notify.h"
 #include "../torch/arguments.h"
 #include "../torch/dispatch_key.h"
 #include "../torch/raised.h"
@@ -182,11 +182,11 @@ void Effects::about_to_write(const c10::TensorImpl& tensor, const std::string& n
     }
     const Ref<Storage> kept(record);
     if (record->replayable) {
-        driver_.record_external_write(*record).version.expected = -1;
+        driver_.storages.record_external_write(*record).version.expected = -1;
         return;
     }
     if (record->consumed()) {
-        driver_.forget(*record);
+        driver_.sources.forget(*record);
     }
     record->version.expected = -1;
 }
@@ -202,7 +202,7 @@ void Effects::has_changed(const StoragePtr& storage_impl) {
     }
     const Ref<Storage> kept(there->record);
     if (there->record->replayable) {
-        driver_.record_external_write(*there->record).version.expected = -1;
+        driver_.storages.record_external_write(*there->record).version.expected = -1;
     } else if (there->record->consumed()) {
         there->record->version.expected = there->record->version.now() + 1;
     }

@@ -28,11 +28,11 @@ void Operation::run(const std::optional<c10::Stream>& now) {
     if (facts_.in_place != nullptr && !grad_mode_) {
         decide_in_place();
     }
-    driver_.begins(*this);
+    driver_.held.begins(*this);
     begun_ = true;
     parsed_.signature = signature_of(call_, parsed_);
     for (const std::uint32_t position : parsed_.written) {
-        driver_.note_shared_version_counter(*parsed_.tensors[position]);
+        driver_.sources.note_shared_version_counter(*parsed_.tensors[position]);
     }
     if (!facts_.is_aten && facts_.writes) [[unlikely]] {
         expect_raised_versions();
@@ -40,7 +40,7 @@ void Operation::run(const std::optional<c10::Stream>& now) {
     // Record a recipe only if the results may be needed again, and if a recomputation gives the
     // same bits. With grad mode off autograd needs no recipe, but user-held values may need one.
     const bool without_grad =
-        driver_.held_eviction && driver_.held_eviction->records_without_grad();
+        driver_.held.eviction && driver_.held.eviction->records_without_grad();
     const bool differentiated = facts_.differentiated || facts_.unit;
     recording_ = (grad_mode_ || differentiated || without_grad) && !parsed_.opaque &&
                  !facts_.opaque && driver_.never_recompute == 0 &&
@@ -55,7 +55,7 @@ void Operation::run_as_it_may() {
     if (driver_.events.tests.evict_before_every_op) [[unlikely]] {
         evict_for_tests();
     }
-    if (driver_.held_eviction && driver_.held_eviction->open) [[unlikely]] {
+    if (driver_.held.eviction && driver_.held.eviction->open) [[unlikely]] {
         run_touching();
         return;
     }
@@ -137,7 +137,7 @@ void Operation::enforce_budget() {
             return;
         }
         try {
-            or_without_copies(driver_, lock_, [&] {
+            or_without_copies(driver_.frees, lock_, [&] {
                 driver_.room.make_room(0, facts_.name.c_str());
             });
         } catch (OutOfBudgetError& shortage) {
@@ -204,7 +204,7 @@ void Operation::only_count() {
         note_writer();
     }
     const Bytes made = facts_.returns_written ? 0 : count_results(driver_, facts_, returned());
-    driver_.count(parsed_.signature->cost, made, parsed_.signature->workspace);
+    driver_.storages.count(parsed_.signature->cost, made, parsed_.signature->workspace);
     if (driver_.events.swapper != nullptr) [[unlikely]] {
         driver_.room.swap_ahead();
     }
@@ -269,11 +269,11 @@ void Operation::note_written(const StorageRecord& before, const StorageRecord& a
 // Shorten long chains of recipes, whenever about as many new storages were made as the engine's
 // graph contains.
 void Operation::prune_history() {
-    if (driver_.registry.records.storages_made > driver_.next_history_check) {
-        driver_.prune_history();
+    if (driver_.registry.records.storages_made > driver_.history.next_check) {
+        driver_.history.prune();
         const auto known = static_cast<std::int64_t>(driver_.engine.n_storages());
-        driver_.next_history_check = driver_.registry.records.storages_made +
-                                     std::max<std::int64_t>(driver_.longest_chain, known);
+        driver_.history.next_check = driver_.registry.records.storages_made +
+                                     std::max<std::int64_t>(driver_.history.longest_chain, known);
     }
 }
 
@@ -491,13 +491,13 @@ void Operation::register_results() {
     recording_ = recording_ && !non_strided_result && !external;
     if (external) [[unlikely]] {
         for (const Made& each : made) {
-            driver_.share_with_overlapping(*each.storage_impl);
+            driver_.sources.share_with_overlapping(*each.storage_impl);
         }
     }
     // Keep inputs in memory that a result refers to. A quantized tensor refers to its scales, and a
     // sparse tensor consists of its inputs. With `evict="anything"` the runtime sees the parts of a
     // sparse tensor and restores them as needed.
-    if (driver_.held_eviction ? quantized : non_strided_result) {
+    if (driver_.held.eviction ? quantized : non_strided_result) {
         keep_inputs_there();
     }
     // If the result was written over the first argument, only the result still refers to this
@@ -509,7 +509,7 @@ void Operation::register_results() {
     if (!made.empty()) {
         register_made(made, cost);
     } else if (cost != 0) {
-        driver_.account(facts_, cost, signature.workspace);
+        driver_.storages.account(facts_, cost, signature.workspace);
     }
     let_go_of_sources();
 }
@@ -535,14 +535,15 @@ bool Operation::has_moved(const c10::StorageImpl& storage_impl) {
 
 // Create the records of `made`, the new results of the operator; with a recipe if `recording_`.
 void Operation::register_made(std::span<const Made> made, Nanoseconds cost) {
-    Recipe& call = driver_.new_call(&facts_, cost, recording_);
+    Recipe& call = driver_.storages.new_call(&facts_, cost, recording_);
     const Ref<Call> kept(&call);
     if (recording_) {
         link(call, !parsed_.written.empty(), false);
     }
     for (const Made& each : made) {
-        StorageRecord& record =
-            driver_.new_storage(call, driver_.registry.devices.counted(*each.storage_impl));
+        StorageRecord& record = driver_.storages.new_storage(
+            call, driver_.registry.devices.counted(*each.storage_impl)
+        );
         record.maker = &facts_;
         driver_.device.streams.note(record.id, driver_.device.streams.made_by(stream_));
         record.flags = facts_.content & (UNWRITTEN | ZEROED);
@@ -556,14 +557,14 @@ void Operation::register_made(std::span<const Made> made, Nanoseconds cost) {
             !c10::isFloatingType(c10::typeMetaToScalarType(each.tensor->dtype()))) {
             record.pinned = true;  // values that decide a shape are never recomputed (R8, routing)
         }
-        const auto suitable = driver_.held_eviction ? &HeldEviction::is_returnable : &is_returnable;
+        const auto suitable = driver_.held.eviction ? &HeldEviction::is_returnable : &is_returnable;
         record.suits_held_eviction = recording_ && suitable(*each.tensor);
         driver_.registry.bind(record, StoragePtr::reclaim_copy(each.storage_impl));
     }
     if (would_take_over_ && inputs_[0]) [[unlikely]] {
         driver_.observers.transcriber.would_take_over(input(0)->id);
     }
-    driver_.admit(call, parsed_.signature->workspace + stand_ins());
+    driver_.storages.admit(call, parsed_.signature->workspace + stand_ins());
 }
 
 // Return the bytes of the scratch tensors that a recomputation passes to the operator in place of
@@ -629,7 +630,7 @@ bool Operation::written_over(bool recording, Bytes results) {
     for (const std::uint32_t position : replaced) {
         recording = recording && note_written_bytes(position);
     }
-    Recipe& call = driver_.new_call(&facts_, parsed_.signature->cost, recording);
+    Recipe& call = driver_.storages.new_call(&facts_, parsed_.signature->cost, recording);
     const Ref<Call> kept(&call);
     if (recording) {
         link(call, false, first_is_last);
@@ -638,7 +639,7 @@ bool Operation::written_over(bool recording, Bytes results) {
     c10::SmallVector<Overwrite, 2> pairs;
     for (const std::uint32_t position : replaced) {
         StorageRecord& before = *input(position);
-        StorageRecord& after = driver_.record_inplace_write(call, before);
+        StorageRecord& after = driver_.storages.record_inplace_write(call, before);
         note_written(before, after);
         after.flags = facts_.content & (UNWRITTEN | ZEROED);
         if (recording) {
@@ -648,7 +649,7 @@ bool Operation::written_over(bool recording, Bytes results) {
         pairs.push_back({&after.root, &before.root});
     }
     driver_.engine.graph.overwrites(call, {pairs.data(), pairs.size()});
-    driver_.admit(call, parsed_.signature->workspace + results);
+    driver_.storages.admit(call, parsed_.signature->workspace + results);
     if (facts_.resizes) {
         for (const Overwrite& pair : pairs) {
             driver_.frees.resized(record_of(*pair.output->storage));

@@ -47,7 +47,7 @@ public:
 
     ~Operation() override {
         if (begun_) {
-            driver_.ends(*this);
+            driver_.held.ends(*this);
         }
     }
 
@@ -112,8 +112,8 @@ private:
     void retry_evicting_held(Step&& step) {
         // With `evict="anything"`, `run_touching` has already made user-held values candidates for
         // eviction.
-        if (driver_.held_eviction) [[unlikely]] {
-            or_without_copies(driver_, lock_, [&] { driver_.held_eviction->attempt(step); });
+        if (driver_.held.eviction) [[unlikely]] {
+            or_without_copies(driver_.frees, lock_, [&] { driver_.held.eviction->attempt(step); });
             return;
         }
         rekindle::retry_evicting_held(driver_, lock_, step);

@@ -9,7 +9,7 @@
 
 #include "../allocator/arena.h"
 #include "../base/clock.h"
-#include "../memory/program.h"
+#include "../memory/notify.h"
 #include "../ops/kernel_operands.h"
 #include "../ops/workspaces.h"
 #include "../steps/learner.h"
@@ -34,7 +34,7 @@ void Operation::register_tensor() {
     if (learner.asks(op_id)) {
         {
             const Unlocked others(lock_);
-            request_plans(driver_, op_id);
+            request_plans(driver_.observers, op_id);
         }
         driver_.registry.drain();
     }

@@ -38,7 +38,7 @@ void Operation::evict_for_tests() {
 void Operation::know_inputs() {
     inputs_.clear();
     for (const c10::TensorImpl* tensor : parsed_.tensors) {
-        StorageRecord* record = driver_.find_or_register(*tensor);
+        StorageRecord* record = driver_.sources.find_or_register(*tensor);
         inputs_.push_back(Ref<Storage>(record));
         if (record == nullptr) {  // a tensor without memory has no record
             recording_ = false;
@@ -46,7 +46,7 @@ void Operation::know_inputs() {
         }
         const auto position = static_cast<std::uint32_t>(inputs_.size() - 1);
         if (record->special.is_gathered() && recording_ && !is_written(position)) [[unlikely]] {
-            record = &settle(driver_, *record, *tensor);
+            record = &driver_.sources.settle(*record, *tensor);
             inputs_.back() = Ref<Storage>(record);
         }
         // Get the version counter now. After the operator has run, the tensor may be destroyed.
@@ -77,7 +77,7 @@ void Operation::know_inputs() {
 void Operation::keep_inputs_there() {
     for (const Ref<Storage>& each : inputs_) {
         if (each) {
-            driver_.pin_while_held(record_of(*each));
+            driver_.held.pin_while_held(record_of(*each));
         }
     }
 }
@@ -225,10 +225,11 @@ void Operation::save_what_is_overwritten() {
             // its storage. Its contents are compared later, when a recipe reads them.
             if (!record->replayable && record->consumed() && !record->absent) {
                 rare().fixed.push_back(record);
-                driver_.forget(*record);
+                driver_.sources.forget(*record);
                 saved = true;
             }
-            if (record->special.is_external() && driver_.save_overlapping(*record)) [[unlikely]] {
+            if (record->special.is_external() && driver_.sources.save_overlapping(*record))
+                [[unlikely]] {
                 saved = true;
             }
         }
@@ -258,7 +259,7 @@ bool Operation::take_private_inputs() {
             continue;
         }
         copied.push_back(&record);
-        more += driver_.copy_still(record) == nullptr ? record.nbytes : 0;
+        more += copy_still(record) == nullptr ? record.nbytes : 0;
     }
     if (more > kept) {
         return false;
@@ -272,9 +273,9 @@ bool Operation::take_private_inputs() {
             note_checksum(record);
             continue;
         }
-        StorageRecord* copy = driver_.copy_still(record);
+        StorageRecord* copy = copy_still(record);
         inputs_[i] = Ref<Storage>(
-            copy != nullptr ? copy : &driver_.copy_now(record, rare().copies.emplace_back())
+            copy != nullptr ? copy : &driver_.sources.copy_now(record, rare().copies.emplace_back())
         );
     }
     return true;

@@ -12,14 +12,14 @@ void Operation::run_touching() {
     StorageList storages;
     note_read(storages);
     {
-        PinnedOperands touched(driver_, storages, lock_);
+        PinnedOperands touched(driver_.frees, *driver_.held.eviction, storages, lock_);
         if (may_let_go()) {
             about_to_let_go(driver_, lock_);
         }
         run_with_inputs();
         touched.end();
     }
-    driver_.held_eviction->look_at_sources(lock_);
+    driver_.held.eviction->look_at_sources(lock_);
     let_results_return();
 }
 
@@ -54,7 +54,7 @@ bool Operation::may_let_go() {
 // Allow eviction of the results and of the operands that the operator wrote, although the program
 // holds them.
 void Operation::let_results_return() {
-    HeldEviction& held_eviction = *driver_.held_eviction;
+    HeldEviction& held_eviction = *driver_.held.eviction;
     each_memory(returned(), [&](std::uint32_t, const at::Tensor& tensor, bool) {
         const auto* found = driver_.registry.find(*tensor.storage().unsafeGetStorageImpl());
         if (found != nullptr && found->record != nullptr) {

@@ -17,8 +17,8 @@ public:
         ++driver_.in_progress.operators;
         if (reads_anything_) [[unlikely]] {
             ++driver_.in_progress.reading_anything;
-            if (!driver_.resorts.empty() || driver_.in_progress.recomputations != 0) {
-                driver_.stop_evicting_held();
+            if (driver_.held.evicts() || driver_.in_progress.recomputations != 0) {
+                driver_.held.stop_evicting_held();
             }
         }
     }

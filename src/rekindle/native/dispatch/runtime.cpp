@@ -40,7 +40,7 @@
 #include "../memory/driver.h"
 #include "../memory/evict_held_last.h"
 #include "../memory/held_eviction.h"
-#include "../memory/program.h"
+#include "../memory/notify.h"
 #include "../torch/arguments.h"
 #include "../torch/dispatch_key.h"
 #include "../torch/geometry.h"
@@ -81,11 +81,11 @@ void bring_operands(
             );
         }
     }
-    if (driver.held_eviction) {
-        touched.emplace(driver, storages, lock);
+    if (driver.held.eviction) {
+        touched.emplace(driver.frees, *driver.held.eviction, storages, lock);
         return;
     }
-    reading.emplace(driver, storages);
+    reading.emplace(driver.held, storages);
     for (const c10::StorageImpl* storage_impl : storages) {
         retry_evicting_held(driver, lock, [&] { driver.room.bring_back(*storage_impl); });
     }
@@ -153,7 +153,7 @@ void view(Driver& driver, const Facts& facts, OperatorCall& call, Locked& lock) 
     const bool tells = facts.marks && driver.observers.due.tell_ranges;
     lock.unlock();
     if (tells) {
-        notify_range(driver, facts.ends);
+        notify_range(driver.observers, facts.ends);
     }
     pass(call);
 }
@@ -166,7 +166,7 @@ void query(Driver& driver, const Facts& facts, OperatorCall& call, Locked& lock)
         pass(call);
     }
     driver.registry.drain();
-    driver.count(0, count_results(driver, facts, call.results(facts.returns)), 0);
+    driver.storages.count(0, count_results(driver, facts, call.results(facts.returns)), 0);
 }
 
 // Pin the operands of an operator that is captured into a CUDA graph, because the graph stores the
@@ -182,7 +182,7 @@ void keep_operands_of_graph(Driver& driver, const Facts& facts, const torch::jit
             if (found->record->placeholder) {
                 throw RecomputeDuringCaptureError(found->record->site());
             }
-            driver.pin_while_held(*found->record);
+            driver.held.pin_while_held(*found->record);
         }
     );
 }
@@ -205,7 +205,7 @@ bool run(Driver& driver, OperatorCall& call) {
     const std::optional<c10::Stream> now = driver.device.stream_if_any();
     // During CUDA graph capture, operators are neither counted nor recorded.
     if (driver.device.is_capturing(now)) [[unlikely]] {
-        if (driver.evicts_held_last || driver.held_eviction) {
+        if (driver.held.evicts_last || driver.held.eviction) {
             keep_operands_of_graph(driver, facts, call.stack());
         }
         lock.unlock();

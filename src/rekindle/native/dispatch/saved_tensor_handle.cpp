@@ -16,7 +16,7 @@
 
 #include "../memory/deferred_releases.h"
 #include "../memory/evict_held_last.h"
-#include "../memory/program.h"
+#include "../memory/notify.h"
 #include "../torch/geometry.h"
 #include "../torch/pyobjects.h"
 #include "../torch/storage_ptr.h"
@@ -99,10 +99,10 @@ bool SavedTensorHandle::pack(const c10::TensorImpl& tensor, bool by_its_own_node
 void SavedTensorHandle::refer_to(
     Driver& driver, StorageRecord& record, const c10::TensorImpl& tensor
 ) {
-    driver.retain(record, storage_of(tensor));
+    driver.storages.retain(record, storage_of(tensor));
     hold(static_cast<Storage&>(record));
     record_ = &record;
-    driver.note_shared_version_counter(tensor);
+    driver.sources.note_shared_version_counter(tensor);
     record.find_version_counter(tensor);
     if (record.version.expected < 0) {
         record.version.look();
@@ -157,8 +157,8 @@ void bring_back_saved(Driver& driver, Locked& lock, StorageRecord& record) {
     } else {
         retry_evicting_held(driver, lock, [&] { driver.room.use(record); });
     }
-    if (driver.held_eviction) [[unlikely]] {
-        driver.held_eviction->pin_while_held(record);
+    if (driver.held.eviction) [[unlikely]] {
+        driver.held.eviction->pin_while_held(record);
     }
     if (driver.device.streams.are_several() && !driver.device.is_capturing()) {
         if (const StoragePtr storage_impl = record.at()) {

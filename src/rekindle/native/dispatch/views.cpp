@@ -21,7 +21,7 @@
 
 #include "../base/mutex.h"
 #include "../memory/held_eviction.h"
-#include "../memory/program.h"
+#include "../memory/notify.h"
 #include "../ops/signature.h"
 #include "../torch/dispatch_key.h"
 #include "../torch/geometry.h"
@@ -35,7 +35,7 @@ void register_base(Driver& driver, Locked& lock, const c10::TensorImpl& whole) {
         if (driver.registry.find(*whole.unsafe_storage().unsafeGetStorageImpl()) == nullptr) {
             find_or_register(driver, lock, whole);
         }
-        driver.note_shared_version_counter(whole);
+        driver.sources.note_shared_version_counter(whole);
     }
 }
 

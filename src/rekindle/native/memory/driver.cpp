@@ -18,11 +18,8 @@
 #include "../torch/private_generators.h"
 #include "../torch/raised.h"
 #include "../torch/storage_ptr.h"
-#include "evict_held_last.h"
-#include "held_eviction.h"
 #include "own_policy.h"
 #include "program.h"
-#include "recomputing.h"
 #include "swapper.h"
 
 namespace rekindle {
@@ -133,7 +130,7 @@ bool any_drivers() noexcept {
 void tensor_moved(const c10::TensorImpl& tensor, c10::StorageImpl& before) {
     const auto lock = locked_if_not_mine();
     for (Driver* each : drivers()) {
-        each->note_moved(tensor, before);
+        each->sources.note_moved(tensor, before);
     }
 }
 
@@ -176,14 +173,22 @@ Driver::Driver(
 )
     : device(where),
       registry(device, observers, assumed),
+      recomputer(in_progress, engine, registry, events, frees, room),
       own_policy(own.get()),
-      engine(budget, *this, policy, learns, {}, std::move(own)),
+      engine(budget, recomputer, policy, learns, {}, std::move(own)),
       events(engine, registry),
       frees(engine, registry, events),
       room(frees, own_policy),
+      storages(frees),
+      history(engine, room, observers),
+      sources(frees, room, storages),
+      resizes(frees, room, storages, sources),
+      swapped_tensors(frees),
+      held(frees, room),
       ordinal(next_ordinal()) {
     observers.number = reinterpret_cast<std::ptrdiff_t>(this);
     observers.transcriber.follow(engine);
+    in_progress.held = &held;
     if (own_policy != nullptr) {
         own_policy->choose_for(frees);
         events.only_counting.allowed = false;
@@ -201,12 +206,6 @@ Driver::~Driver() {
     notify_gone();
     observers.steps = nullptr;
     steps.reset();
-    held_eviction.reset();
-    registry.close();
-    frees.outside.close();
-    resizing_ = {};
-    emptied_.clear();
-    tracking_suspended_.clear();
 }
 
 std::size_t drivers_alive() noexcept {
@@ -219,7 +218,7 @@ std::size_t drivers_alive() noexcept {
 void Driver::close() {
     // The books are closed also if a value cannot be restored: its operator fails, or Ctrl-C.
     const auto closed = c10::make_scope_exit([&] { close_books(); });
-    bring_all_back();
+    held.bring_all_back();
 }
 
 void Driver::close_books() noexcept {
@@ -261,203 +260,6 @@ const char* Driver::fault() {
 std::size_t Driver::bytes_of_bookkeeping() const noexcept {
     return registry.records.nbytes() + observers.module_tensors.nbytes() + engine.graph.nbytes() +
            bytes_of_positions() + static_cast<std::size_t>(device.streams.nbytes());
-}
-
-// -- actions --------------------------------------------------------------------------------------
-
-Bytes Driver::workspace(const Call& call) const noexcept {
-    return static_cast<const Recipe&>(call).aside->workspace;
-}
-
-// Engine action: evict `storage`, or free it if neither the program nor a recipe can use its value
-// again.
-void Driver::free(Storage& storage) {
-    observers.evictions += storage.dead() ? 0 : 1;
-    if (!registry.evict_keeping_placeholder(record_of(storage))) {
-        registry.held_list.remove(record_of(storage));
-        registry.vacate(record_of(storage));
-        if (events.swapper != nullptr) [[unlikely]] {
-            events.swapper->gone(record_of(storage));
-        }
-    }
-}
-
-namespace {
-
-// Raise an error if the custom operator of `facts` was removed or redefined after its first call.
-// Its recipes could not run, or would run other code.
-void check_that_it_is_still_there(const Facts& facts) {
-    TORCH_CHECK(
-        !was_removed(facts),
-        "a result of the operator ",
-        facts.name,
-        " has to be recomputed, but the operator was removed or redefined since. Run the "
-        "backward pass before that, or write rekindle.never_recompute() around the operator"
-    );
-}
-
-// Run `attempt`. After a device OOM, evict values and run `attempt` again, if the call can be
-// repeated.
-template <class F>
-void or_rescue(Driver& driver, const Recipe& recipe, bool in_place, F&& attempt) {
-    try {
-        attempt();
-    } catch (const std::exception& error) {
-        if ((in_place && !recipe.facts->retryable_after_oom) || !is_device_oom(error)) {
-            throw;
-        }
-        const std::uint64_t visits = driver.engine.visits();
-        driver.room.rescue(recipe.nbytes, error, [&] {
-            // While the kernel ran, another thread may have read the input that the kernel writes
-            // in place. That thread may have seen partly written data, so the call cannot be
-            // repeated.
-            if (in_place && visits != driver.engine.visits()) {
-                throw DeviceOutOfMemoryError(message_of(error));
-            }
-            attempt();
-        });
-    }
-}
-
-}  // namespace
-
-// Let the current stream wait for the streams that computed the inputs of `recipe`. Return the
-// current stream, on which the recomputation runs.
-StreamIndex Driver::order_recomputation(const Recipe& recipe, bool in_place) {
-    const StreamIndex here = device.see();
-    for (const auto& input : recipe.inputs()) {
-        const StorageRecord& record = record_of(*input.value->storage);
-        if (const StoragePtr storage_impl = record.at()) {
-            device.about_to_read_again(*storage_impl, record.id, here);
-        }
-    }
-    if (in_place) {
-        for (const Overwrite& pair : recipe.overwrites()) {
-            device.about_to_write_again(pair.source->storage->id, here);
-        }
-    }
-    return here;
-}
-
-// Run the operator call of `recipe` again, and put the memory of its outputs into `storages`.
-// Return the stream on which the call ran, and the time at which it was queued there. Readers on
-// other streams wait for that.
-Order Driver::run(Recipe& recipe, bool in_place, c10::SmallVector<StoragePtr, 2>& storages) {
-    const bool interrupted = events.tests.interrupts();
-    room.refuse_for_tests(recipe.name());
-    check_that_it_is_still_there(*recipe.facts);
-    const auto call = [&](std::span<const StoragePtr> operands, Kernel kernel) {
-        Recomputing recomputing(*this, recipe, in_place, operands);
-        try {
-            kernel();
-        } catch (const std::exception& error) {
-            if (device.queues() && recipe.facts->retryable_after_oom && is_device_oom(error)) {
-                recomputing.undo();
-            }
-            throw;
-        }
-    };
-    Order order;
-    const auto run_in_order = [&] {
-        const StreamIndex here = order_recomputation(recipe, in_place);
-        storages = run_again(recipe, in_place, call);
-        order = device.streams.made_by(here, true);
-    };
-    if (device.queues()) {
-        find_places(recipe, in_place);
-        or_rescue(*this, recipe, in_place, run_in_order);
-    } else {
-        storages = run_again(recipe, in_place, call);
-    }
-    TORCH_CHECK(!interrupted, "interrupted after a replay");
-    return order;
-}
-
-// Before a recomputation of `recipe`, free blocks on the device that are large enough for its
-// outputs and its workspace.
-void Driver::find_places(const Recipe& recipe, bool in_place) {
-    if (!room.reserved.limited()) {
-        return;
-    }
-    for (const Value* value : recipe.outputs()) {
-        if (!in_place) {
-            room.reserved.find_place(value->storage->nbytes);
-        }
-    }
-    room.reserved.find_place(recipe.aside ? recipe.aside->workspace : 0);
-}
-
-// Run the operator call `call` again, and bind the records of its outputs to the new memory.
-void Driver::compute_now(Call& call, bool in_place) {
-    Recipe& recipe = recipe_of(call);
-    refuse_in_a_graph(recipe.name());
-    c10::SmallVector<StoragePtr, 2> storages;
-    Order order;
-    try {
-        const Counted counted(in_progress.recomputations);
-        order = run(recipe, in_place, storages);
-    } catch (std::exception& error) {
-        // The failed kernel may have written a part of the input that it overwrites. The old
-        // contents of this input cannot be restored, so the input is lost.
-        if (in_place) {
-            after(error, [&] {
-                for (const Overwrite& pair : call.overwrites()) {
-                    engine.spoil(*pair.source->storage);
-                }
-            });
-        }
-        throw;
-    }
-    ++observers.recomputations;
-    events.tests.recomputed(recipe.facts);
-    // If another thread removed the recipe while the recomputation ran, nothing needs the outputs.
-    if (!call.replayable || !call.linked) {
-        return;
-    }
-    settle_results(recipe, storages, order);
-    if (observers.audit) [[unlikely]] {
-        observers.audit->made_again(recipe, device);
-    }
-}
-
-// Raise an error if a CUDA graph is being captured. A recomputation during the capture would become
-// part of the graph, and the value would exist only after a replay of the graph. `site` names the
-// operator that made the value, for the text of the error.
-void Driver::refuse_in_a_graph(const char* site) const {
-    if (device.is_capturing()) {
-        throw RecomputeDuringCaptureError(site);
-    }
-}
-
-// Bind the records of the outputs of `recipe` to `storages`: the memory that a recomputation has
-// just allocated for these outputs.
-void Driver::settle_results(
-    Recipe& recipe, const c10::SmallVector<StoragePtr, 2>& storages, const Order& order
-) {
-    // True if the program holds the storage of an output, so that it may read the recomputed value
-    // without calling an operator.
-    bool is_programs = false;
-    std::size_t next = 0;
-    for (const Value* value : recipe.outputs()) {
-        StorageRecord& made = record_of(*value->storage);
-        const StoragePtr& storage_impl = storages[next++];
-        if (!made.resident) {
-            is_programs = is_programs || made.placeholder;
-            device.streams.note(made.id, order);
-            registry.place(made, storage_impl, registry.detach_placeholder(made));
-        }
-    }
-    if (is_programs && device.streams.are_several() && device.orders_readers) {
-        device.streams.let_others_wait(order.maker);
-    }
-}
-
-void Driver::dispose(Storage& storage) noexcept {
-    registry.dispose(record_of(storage));
-}
-
-void Driver::dispose(Call& call) noexcept {
-    registry.records.drop(recipe_of(call));
 }
 
 }  // namespace rekindle

@@ -28,7 +28,9 @@ public:
     Frees& operator=(const Frees&) = delete;
     Frees(Frees&&) = delete;
     Frees& operator=(Frees&&) = delete;
-    ~Frees() = default;
+
+    // The engine is destroyed next. Until then nothing may refer to its storages.
+    ~Frees() { registry.close(); }
 
     // what this part is built on
     Engine& engine;

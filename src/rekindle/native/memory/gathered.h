@@ -24,8 +24,8 @@
 // The parameter may have changed when it comes back: an optimizer's step, a checkpoint, another
 // rank. So its contents are compared, at the first recomputation that reads it (`is_back`). If they
 // differ, the recomputation raises. If a recipe is recorded that reads the new contents, the
-// parameter becomes a new source (`settle`), and evicted values that need the old contents can
-// never be recomputed.
+// parameter becomes a new source (`Sources::settle`), and evicted values that need the old contents
+// can never be recomputed.
 //
 // A recomputation never gathers parameters: the ranks evict different values, so they would run
 // collectives in different orders.
@@ -33,22 +33,36 @@
 
 #include <cstdint>
 
-#include "driver.h"
+#include "../engine/engine.h"
+#include "frees.h"
+#include "room.h"
+#include "storage_record.h"
 
 namespace rekindle {
 
-// Prepare for FSDP to free the gathered parameter `record`, which recipes read. `newest` is the
-// sequence number of the newest autograd node that made the result of the parameter's unit.
-void leave(Driver& driver, StorageRecord& record, std::int64_t newest);
-// Return true if `storage_impl`, the memory of the gathered parameter `record`, again has the
-// contents that recipes need.
-bool is_back(StorageRecord& record, const StoragePtr& storage_impl);
-// Before a write to `source`, a value without a recipe: check whether values that need its contents
-// can be recomputed only after FSDP gathers a parameter. If so, keep the values computed directly
-// from `source` in memory, so that no recipe needs the old contents of `source`.
-void detach_from(Driver& driver, StorageRecord& source);
-// Return the record that a new recipe should read instead of `record`, a parameter that FSDP freed
-// before. `tensor` is the tensor through which the recipe reads it.
-StorageRecord& settle(Driver& driver, StorageRecord& record, const c10::TensorImpl& tensor);
+// The parameters that FSDP has freed within one budget. The caller holds the session mutex.
+class GatheredParameters final {
+public:
+    GatheredParameters(Frees& frees, Room& room)
+        : engine_(frees.engine), frees_(frees), room_(room) {}
+
+    // Prepare for FSDP to free the gathered parameter `record`, which recipes read. `newest` is the
+    // sequence number of the newest autograd node that made the result of the parameter's unit.
+    // Return false if the contents of `record` must be forgotten (`Sources::forget`).
+    bool leave(StorageRecord& record, std::int64_t newest);
+    // Before a write to `source`, a value without a recipe: check whether values that need its
+    // contents can be recomputed only after FSDP gathers a parameter. If so, keep the values
+    // computed directly from `source` in memory, so that no recipe needs the old contents of
+    // `source`.
+    void detach_from(StorageRecord& source);
+
+private:
+    void drop_recipe_with_siblings(StorageRecord& record);
+
+    Engine& engine_;
+    Frees& frees_;
+    Room& room_;
+    bool any_ = false;  // the program has freed parameters that it may fill again, as FSDP does
+};
 
 }  // namespace rekindle

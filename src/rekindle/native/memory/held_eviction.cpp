@@ -12,10 +12,24 @@
 
 #include "../torch/backward.h"
 #include "../torch/raised.h"
-#include "evict_held_last.h"
 #include "program.h"
+#include "without_copies.h"
 
 namespace rekindle {
+
+// Results that are integers or single numbers are never evictable: they may be lengths or indices,
+// which composite functions read directly, before any of their operators runs.
+bool is_returnable(const c10::TensorImpl& tensor) {
+    const auto dtype = c10::typeMetaToScalarType(tensor.dtype());
+    return (c10::isFloatingType(dtype) || c10::isComplexType(dtype)) && tensor.dim() != 0;
+}
+
+// Values made by `empty` or `zeros` that no operator has written are never evicted while the
+// program holds them: other code may have written them unseen (R4, sources). `flags` is not 0 for
+// such values.
+bool may_return(const StorageRecord& record) noexcept {
+    return record.suits_held_eviction && record.replayable && record.listed && record.flags == 0;
+}
 
 // Results of dtype int32 or int64 are not evicted while the program holds them: they may be lengths
 // or indices. Composite functions (`tensor_split`, `pad_packed_sequence`) read these directly,
@@ -37,7 +51,7 @@ void HeldEviction::bring(const StorageList& storages, Kept& kept, Locked& lock) 
     if (std::ranges::any_of(storages, empty)) {
         about_to_let_go(lock);
     }
-    driver_.frees.process_pending_if_needed();
+    frees_.process_pending_if_needed();
     node_changes();
     if (is_any_over()) {
         about_to_let_go(lock);
@@ -47,7 +61,7 @@ void HeldEviction::bring(const StorageList& storages, Kept& kept, Locked& lock) 
     // those that must be restored.
     for (const bool missing : {false, true}) {
         for (const c10::StorageImpl* storage_impl : storages) {
-            const auto* found = driver_.registry.find(*storage_impl);
+            const auto* found = frees_.registry.find(*storage_impl);
             if (found == nullptr || found->record == nullptr || !found->record->replayable ||
                 (!missing && !found->record->resident)) {
                 continue;
@@ -60,31 +74,31 @@ void HeldEviction::bring(const StorageList& storages, Kept& kept, Locked& lock) 
             // the value may be in memory now, if the recomputation of another one restored it
             if (!storage->resident) {
                 // Python's garbage collector may have freed storages meanwhile
-                driver_.frees.process_pending();
-                driver_.room.use(record_of(*storage));
+                frees_.process_pending();
+                room_.use(record_of(*storage));
             }
-            driver_.engine.lock(*storage);
+            frees_.engine.lock(*storage);
             kept.push_back(storage);
         }
     }
 }
 
-void HeldEviction::done(Driver& driver, Kept& kept) {
+void HeldEviction::done(Frees& frees, Kept& kept) {
     while (!kept.empty()) {
         const Ref<Storage> storage = std::move(kept.front());
         // Remove the entry before unlocking, so that the storage is unlocked only once even if
         // `perform` throws.
         kept.erase(kept.begin());
-        driver.events.perform([&] { driver.engine.unlock(*storage); });
+        frees.events.perform([&] { frees.engine.unlock(*storage); });
     }
 }
 
 std::int64_t HeldEviction::begin_reading(const StorageList& storages, Locked& lock) {
     Kept kept;
     try {
-        or_without_copies(driver_, lock, [&] { attempt([&] { bring(storages, kept, lock); }); });
+        or_without_copies(frees_, lock, [&] { attempt([&] { bring(storages, kept, lock); }); });
     } catch (std::exception& error) {
-        after(error, [&] { done(driver_, kept); });
+        after(error, [&] { done(frees_, kept); });
         throw;
     }
     reads_[++numbers_] = std::move(kept);
@@ -94,26 +108,27 @@ std::int64_t HeldEviction::begin_reading(const StorageList& storages, Locked& lo
 void HeldEviction::end_reading(std::int64_t number) {
     const auto found = reads_.find(number);
     if (found != reads_.end()) {
-        done(driver_, found->second);
+        done(frees_, found->second);
         reads_.erase(found);
     }
 }
 
-PinnedOperands::PinnedOperands(Driver& driver, const StorageList& storages, Locked& lock)
-    : driver_(driver) {
-    HeldEviction& held_eviction = *driver.held_eviction;
+PinnedOperands::PinnedOperands(
+    Frees& frees, HeldEviction& eviction, const StorageList& storages, Locked& lock
+)
+    : frees_(frees) {
     try {
-        or_without_copies(driver, lock, [&] {
-            held_eviction.attempt([&] { held_eviction.bring(storages, kept_, lock); });
+        or_without_copies(frees, lock, [&] {
+            eviction.attempt([&] { eviction.bring(storages, kept_, lock); });
         });
     } catch (std::exception& error) {
-        after(error, [&] { HeldEviction::done(driver_, kept_); });
+        after(error, [&] { HeldEviction::done(frees_, kept_); });
         throw;
     }
 }
 
 void PinnedOperands::end() {
-    HeldEviction::done(driver_, kept_);
+    HeldEviction::done(frees_, kept_);
 }
 
 PinnedOperands::~PinnedOperands() {
@@ -121,7 +136,7 @@ PinnedOperands::~PinnedOperands() {
     if (!kept_.empty()) {
         without_throwing([&] {
             const auto lock = locked_if_not_mine();
-            HeldEviction::done(driver_, kept_);
+            HeldEviction::done(frees_, kept_);
         });
     }
 }
@@ -138,19 +153,19 @@ void HeldEviction::made(StorageRecord& record) {
         return;
     }
     if (without_grad && exceeds_chain_limit(record)) {
-        driver_.room.seal(record);
+        room_.seal(record);
     } else if (without_grad && in_backward_pass()) {
-        driver_.engine.set_evictable_last(record);
+        frees_.engine.set_evictable_last(record);
         work_with(record);
     } else {
-        driver_.engine.set_evictable_while_held(record, true);
+        frees_.engine.set_evictable_while_held(record, true);
     }
 }
 
 void HeldEviction::pin_while_held(StorageRecord& record) {
     if (open && record.evictable_while_held) {
         node_changes();
-        driver_.engine.set_evictable_while_held(record, false);
+        frees_.engine.set_evictable_while_held(record, false);
         const void* node = torch::autograd::get_current_node().get();
         unpacked_.push_back({std::this_thread::get_id(), node, Ref<Storage>(&record)});
         if (in_backward_pass()) {
@@ -178,7 +193,7 @@ void HeldEviction::node_changes() {
     for (const Unpacked& each : left) {
         const StorageRecord& record = record_of(*each.storage);
         if (!paused_ && is_evictable_now(record)) {
-            driver_.engine.set_evictable_while_held(*each.storage, true);
+            frees_.engine.set_evictable_while_held(*each.storage, true);
         }
     }
 }
@@ -217,29 +232,30 @@ void HeldEviction::pin_survivors() {
     std::vector<Ref<Storage>> left;
     for (const UsedInBackward& each : worked) {
         const Ref<Storage>& storage = each.storage;
-        driver_.frees.process_pending();
+        frees_.process_pending();
         if (storage->held && storage->listed && storage->replayable) {
             if (!storage->resident) {
-                driver_.room.use(record_of(*storage));
+                room_.use(record_of(*storage));
             }
-            driver_.engine.set_evictable_while_held(*storage, false);
+            frees_.engine.set_evictable_while_held(*storage, false);
             left.push_back(storage);
         }
     }
-    driver_.engine.clear_reserve();
+    frees_.engine.clear_reserve();
     for (const UsedInBackward& each :
          backward_working_set_) {  // keep the entries of backward passes that still run
         if (each.storage->evictable_while_held && each.storage->listed) {
-            driver_.engine.set_evictable_last(*each.storage);
+            frees_.engine.set_evictable_last(*each.storage);
         }
     }
     for (const Ref<Storage>& each : left) {
         const bool may = each->listed && each->replayable && may_forget(record_of(*each));
-        if (may && !driver_.observers.recorded) {  // a trace has no event for a dropped recipe
-            driver_.room.seal(record_of(*each));
+        if (may &&
+            !frees_.registry.observers.recorded) {  // a trace has no event for a dropped recipe
+            room_.seal(record_of(*each));
         }
     }
-    driver_.frees.process_pending();
+    frees_.process_pending();
 }
 
 // -- when held values stay ------------------------------------------------------------------------
@@ -248,11 +264,11 @@ void HeldEviction::about_to_let_go(Locked& lock) {
     bool known = false;
     {
         const Unlocked others(lock);
-        known = all_threads_are_known(driver_);
+        known = all_threads_are_known(frees_.registry.observers);
     }
-    driver_.registry.drain();
+    frees_.registry.drain();
     if (open) {
-        pause(!known || driver_.in_progress.reading_anything != 0);
+        pause(!known || in_progress_.reading_anything != 0);
     }
 }
 
@@ -262,10 +278,10 @@ void HeldEviction::pause(bool pause) {
     if (pause == std::exchange(paused_, pause)) {
         return;
     }
-    for (Storage* each = driver_.engine.first_storage(); each != nullptr; each = each->next) {
+    for (Storage* each = frees_.engine.first_storage(); each != nullptr; each = each->next) {
         const StorageRecord& record = record_of(*each);
         if (pause ? record.evictable_while_held : is_evictable_now(record)) {
-            driver_.engine.set_evictable_while_held(*each, !pause);
+            frees_.engine.set_evictable_while_held(*each, !pause);
         }
     }
 }
@@ -282,34 +298,34 @@ bool HeldEviction::exceeds_chain_limit(StorageRecord& record) const {
         }
     });
     record.chain = static_cast<std::uint16_t>(std::min(chain + 1, most));
-    return chain + 1 > std::min<int>(driver_.longest_chain, most - 1);
+    return chain + 1 > std::min<int>(history_.longest_chain, most - 1);
 }
 
 bool HeldEviction::release_dead_sources() {
-    if (driver_.observers.recorded) {  // a trace has no event for a dropped recipe
+    if (frees_.registry.observers.recorded) {  // a trace has no event for a dropped recipe
         return false;
     }
-    const Bytes before = driver_.engine.memory;
+    const Bytes before = frees_.engine.memory;
     for (const Ref<Storage>& source : dead_sources()) {
         if (!source->listed) {
             continue;
         }
         try {
-            driver_.forget(record_of(*source));
+            sources_.forget(record_of(*source));
         } catch (const OutOfBudgetError&) {
             continue;
         }
-        driver_.frees.disown(record_of(*source));
+        frees_.disown(record_of(*source));
     }
-    driver_.frees.process_pending();
-    return driver_.engine.memory < before;
+    frees_.process_pending();
+    return frees_.engine.memory < before;
 }
 
 // Return the sources (values without a recipe) that the program has freed and that recipes of other
 // values still need.
 std::vector<Ref<Storage>> HeldEviction::dead_sources() {
     std::vector<Ref<Storage>> found;
-    for (Storage* each = driver_.engine.first_storage(); each != nullptr; each = each->next) {
+    for (Storage* each = frees_.engine.first_storage(); each != nullptr; each = each->next) {
         const bool source = each->consumed() && each->resident && !each->replayable;
         if (source && each->references == 0 && !record_of(*each).is_held()) {
             found.emplace_back(each);
@@ -322,7 +338,7 @@ std::vector<Ref<Storage>> HeldEviction::dead_sources() {
 // quarter of the budget. Only recipes of other values need them. These other values are restored
 // first, because later there would be no room for that.
 void HeldEviction::look_at_sources(Locked& lock) {
-    const Engine& engine = driver_.engine;
+    const Engine& engine = frees_.engine;
     if (!open || c10::GradMode::is_enabled() || in_backward_pass() || --until_look_ > 0) {
         return;
     }
@@ -346,18 +362,18 @@ void HeldEviction::close() {
     open = false;
     unpacked_.clear();
     backward_working_set_.clear();
-    for (Storage* each = driver_.engine.first_storage(); each != nullptr; each = each->next) {
+    for (Storage* each = frees_.engine.first_storage(); each != nullptr; each = each->next) {
         if (each->evictable_while_held) {
-            driver_.engine.set_evictable_while_held(*each, false);
+            frees_.engine.set_evictable_while_held(*each, false);
         }
     }
-    driver_.engine.clear_reserve();
+    frees_.engine.clear_reserve();
 }
 
 // Drop the recipes of values made with grad mode off, and keep these values in memory, because the
 // budget has ended.
 void HeldEviction::forget_recipes() {
-    Engine& engine = driver_.engine;
+    Engine& engine = frees_.engine;
     std::vector<Ref<Storage>> all;
     all.reserve(engine.n_storages());
     for (Storage* each = engine.first_storage(); each != nullptr; each = each->next) {
@@ -369,13 +385,13 @@ void HeldEviction::forget_recipes() {
             plain = plain || (recipe_of(call).signature && !recipe_of(call).grad_mode);
         });
         if (plain && each->listed && each->held && may_forget(record_of(*each))) {
-            driver_.room.seal(record_of(*each));
+            room_.seal(record_of(*each));
         }
     }
     for (const Ref<Storage>& each : all) {
         if (each->listed && each->dead() && each->resident && each->replayable) {
             engine.lock(*each);
-            driver_.events.perform([&] { engine.unlock(*each); });
+            frees_.events.perform([&] { engine.unlock(*each); });
         }
     }
 }

@@ -30,9 +30,21 @@
 #include <vector>
 
 #include "../base/mutex.h"
-#include "driver.h"
+#include "frees.h"
+#include "history.h"
+#include "in_progress.h"
+#include "readers.h"
+#include "room.h"
+#include "sources.h"
 
 namespace rekindle {
+
+// Return true if `tensor`, a result of an operator, may be evicted while the program holds it: a
+// floating-point value that Python code does not read directly.
+bool is_returnable(const c10::TensorImpl& tensor);
+// Return true if the value of `record` may be evicted while the program holds it, unless it is
+// being read.
+bool may_return(const StorageRecord& record) noexcept;
 
 // Storages that are locked in the engine, so that they are not evicted while they are read.
 using Kept = c10::SmallVector<Ref<Storage>, 6>;
@@ -40,7 +52,14 @@ using Kept = c10::SmallVector<Ref<Storage>, 6>;
 // Eviction of user-held values for one driver. Every member needs the session mutex.
 class HeldEviction final {
 public:
-    explicit HeldEviction(Driver& driver) : driver_(driver) {}
+    HeldEviction(
+        Frees& frees, Room& room, Sources& sources, const History& history, InProgress& in_progress
+    )
+        : frees_(frees),
+          room_(room),
+          sources_(sources),
+          history_(history),
+          in_progress_(in_progress) {}
 
     HeldEviction(const HeldEviction&) = delete;
     HeldEviction& operator=(const HeldEviction&) = delete;
@@ -60,9 +79,9 @@ public:
     // Restore all storages in `storages`, lock them in the engine, and add them to `kept`. After an
     // exception, `kept` lists the storages that are still locked.
     void bring(const StorageList& storages, Kept& kept, Locked& lock);
-    // Unlock all storages in `kept`. The function is static, because the `HeldEviction` of `driver`
-    // may have been destroyed meanwhile.
-    static void done(Driver& driver, Kept& kept);
+    // Unlock all storages in `kept`. The function is static, because the `HeldEviction` may have
+    // been destroyed meanwhile.
+    static void done(Frees& frees, Kept& kept);
     // Restore and lock all storages in `storages`, until `end_reading` is called with the number
     // that this function returns.
     std::int64_t begin_reading(const StorageList& storages, Locked& lock);
@@ -136,7 +155,11 @@ private:
 
     static constexpr int OPERATORS_BETWEEN_LOOKS = 16;
 
-    Driver& driver_;
+    Frees& frees_;
+    Room& room_;
+    Sources& sources_;
+    const History& history_;
+    InProgress& in_progress_;
     // values that autograd unpacked for the backward nodes that run now
     std::vector<Unpacked> unpacked_;
     std::vector<UsedInBackward>
@@ -155,7 +178,7 @@ private:
 // `end` needs the session mutex. The scope must end before the driver is destroyed.
 class PinnedOperands final {
 public:
-    PinnedOperands(Driver& driver, const StorageList& storages, Locked& lock);
+    PinnedOperands(Frees& frees, HeldEviction& eviction, const StorageList& storages, Locked& lock);
     PinnedOperands(const PinnedOperands&) = delete;
     PinnedOperands& operator=(const PinnedOperands&) = delete;
     PinnedOperands(PinnedOperands&&) = delete;
@@ -165,15 +188,8 @@ public:
     void end();
 
 private:
-    Driver& driver_;
+    Frees& frees_;
     Kept kept_;
 };
-
-// Prepare for an eviction that may include user-held values.
-inline void about_to_let_go(Driver& driver, Locked& lock) {
-    if (driver.held_eviction && driver.held_eviction->open) {
-        driver.held_eviction->about_to_let_go(lock);
-    }
-}
 
 }  // namespace rekindle

@@ -52,6 +52,13 @@ struct Observers final {
     // budget
     std::int64_t repeated_calls = 0;
 
+    // Remember that a module was given `tensor` as a parameter or as a buffer, for snapshots of
+    // memory.
+    void add_module_tensor(const c10::TensorImpl& tensor, bool parameter) {
+        module_tensors.add(weak(tensor), parameter);
+        due.models_due |= parameter;
+    }
+
     // Note the bytes in use. Called after every operator that changes them.
     void look(const Ledger& engine) {
         peak_watch.look(engine.memory);

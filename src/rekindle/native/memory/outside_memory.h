@@ -42,8 +42,6 @@ public:
         return beside >= 0;
     }
 
-    void close() { storage_ = {}; }
-
 private:
     Engine& engine_;
     const Device& device_;

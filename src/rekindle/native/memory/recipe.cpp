@@ -13,7 +13,7 @@
 #include "../torch/replay_dispatch_guard.h"
 #include "../torch/storage_ptr.h"
 #include "../torch/thread_state.h"
-#include "gathered.h"
+#include "storage_record.h"
 
 namespace rekindle {
 

@@ -5,9 +5,6 @@
 #include "../torch/global_flags.h"
 #include "../torch/raised.h"
 #include "../torch/storage_ptr.h"
-#include "evict_held_last.h"
-#include "held_eviction.h"
-#include "swapper.h"
 
 namespace rekindle {
 
@@ -31,25 +28,30 @@ bool must_be_alone(const Recipe& recipe) {
 }  // namespace
 
 Recomputing::Recomputing(
-    Driver& driver, const Recipe& recipe, bool in_place, std::span<const StoragePtr> operands
+    Frees& frees,
+    InProgress& in_progress,
+    const Recipe& recipe,
+    bool in_place,
+    std::span<const StoragePtr> operands
 )
     : Opening(the_mutex()),
-      driver_(driver),
+      frees_(frees),
+      in_progress_(in_progress),
       recipe_(recipe),
       operands_(operands),
       opens_(!must_be_alone(recipe)),
       reads_anything_(!is_of_torch(recipe)),
-      interlude_(driver.engine, recipe, in_place) {
+      interlude_(frees.engine, recipe, in_place) {
     if (in_place) {
         for (const Overwrite& pair : recipe.overwrites()) {
             StorageRecord& source = record_of(*pair.source->storage);
-            lent_.emplace_back(&source, driver.registry.take(source));
+            lent_.emplace_back(&source, frees.registry.take(source));
         }
     }
-    ++driver_.in_progress.started;
-    ++driver_.in_progress.operators;
+    ++in_progress_.started;
+    ++in_progress_.operators;
     if (reads_anything_) {
-        ++driver_.in_progress.reading_anything;
+        ++in_progress_.reading_anything;
     }
     if (opens_) {
         open();
@@ -60,32 +62,30 @@ Recomputing::~Recomputing() {
     if (opens_) {
         close();
     }
-    --driver_.in_progress.operators;
+    --in_progress_.operators;
     if (reads_anything_) {
-        --driver_.in_progress.reading_anything;
+        --in_progress_.reading_anything;
     }
-    driver_.registry.drain();
+    frees_.registry.drain();
     // True if the program has freed an operand of this recomputation. Its result then cannot be
     // used.
-    const bool dropped = driver_.registry.any_locked_is_gone();
+    const bool dropped = frees_.registry.any_locked_is_gone();
     if (dropped) {
-        without_throwing([&] { driver_.frees.process_pending(); });
+        without_throwing([&] { frees_.process_pending(); });
     }
     if (visited() || dropped) {
-        if (driver_.events.swapper != nullptr) {
-            driver_.events.swapper->go_on();
+        if (frees_.events.swapper != nullptr) {
+            frees_.events.swapper->go_on();
         }
-        if (reads_anything_ && driver_.in_progress.reading_anything == 0) {
-            for (EvictHeldLast* each : driver_.resorts) {
-                each->go_on();
-            }
+        if (reads_anything_ && in_progress_.reading_anything == 0) {
+            in_progress_.held->go_on();
         }
         interlude_.visited();
     } else if (undoes_) {
         interlude_.give_back(recipe_);
         for (const auto& [source, storage_impl] : lent_) {
             source->keeper = storage_impl;
-            driver_.registry.bind(*source, storage_impl);
+            frees_.registry.bind(*source, storage_impl);
         }
     }
 }
@@ -94,10 +94,10 @@ Recomputing::~Recomputing() {
 // That thread holds the mutex.
 void Recomputing::is_visited() noexcept {
     if (reads_anything_) {
-        driver_.stop_evicting_held();
+        in_progress_.held->stop_evicting_held();
     }
-    if (driver_.events.swapper != nullptr) {
-        driver_.events.swapper->pause();
+    if (frees_.events.swapper != nullptr) {
+        frees_.events.swapper->pause();
     }
 }
 

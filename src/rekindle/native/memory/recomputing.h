@@ -9,7 +9,8 @@
 #include "../base/mutex.h"
 #include "../ops/kernel_operands.h"
 #include "../torch/storage_ptr.h"
-#include "driver.h"
+#include "frees.h"
+#include "in_progress.h"
 #include "recipe.h"
 
 namespace rekindle {
@@ -28,7 +29,11 @@ namespace rekindle {
 class Recomputing final : public Mutex::Opening {
 public:
     Recomputing(
-        Driver& driver, const Recipe& recipe, bool in_place, std::span<const StoragePtr> operands
+        Frees& frees,
+        InProgress& in_progress,
+        const Recipe& recipe,
+        bool in_place,
+        std::span<const StoragePtr> operands
     );
     Recomputing(const Recomputing&) = delete;
     Recomputing& operator=(const Recomputing&) = delete;
@@ -45,7 +50,8 @@ protected:
     void is_visited() noexcept override;
 
 private:
-    Driver& driver_;
+    Frees& frees_;
+    InProgress& in_progress_;
     const Recipe& recipe_;
     const KernelOperands operands_;
     const bool opens_;

@@ -2,6 +2,8 @@
 
 #include <torch/csrc/autograd/variable.h>
 
+#include <utility>
+
 namespace rekindle {
 
 bool StorageRecord::is_held() const noexcept {
@@ -108,6 +110,24 @@ void note_checksum(StorageRecord& record) {
     if (!record.special.external()->checksum || !record.consumed()) {
         record.special.external()->checksum = checksum_of(*record.at());
     }
+}
+
+bool is_back(StorageRecord& record, const StoragePtr& storage_impl) {
+    const Gathered& before = *record.special.gathered();
+    if (std::cmp_not_equal(storage_impl->nbytes(), before.size)) {
+        return false;
+    }
+    if (!record.absent && !before.unwatched) {
+        return true;
+    }
+    if (!is_same(fingerprint_of(storage_impl), before.contents)) {
+        return false;
+    }
+    record.absent = false;
+    if (record.version.expected < 0) {
+        record.version.look();
+    }
+    return true;
 }
 
 }  // namespace rekindle

@@ -251,5 +251,8 @@ void remember(StorageRecord& record, const c10::TensorImpl& tensor);
 // Store the checksum of the weight `record` when recipes start to read it. Each recomputation
 // compares the weight with this checksum, and raises if it has changed.
 void note_checksum(StorageRecord& record);
+// Return true if `storage_impl`, the memory of the gathered parameter `record`, again has the
+// contents that recipes need.
+bool is_back(StorageRecord& record, const StoragePtr& storage_impl);
 
 }  // namespace rekindle

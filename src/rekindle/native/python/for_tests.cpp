@@ -14,7 +14,7 @@
 #include "../base/mutex.h"
 #include "../memory/evict_held_last.h"
 #include "../memory/neighbors.h"
-#include "../memory/program.h"
+#include "../memory/notify.h"
 #include "../memory/swapper.h"
 #include "../memory/unwritten_bytes.h"
 #include "../ops/signature.h"
@@ -50,8 +50,8 @@ PyObject* longest_chain(PyObject* arguments) {
     int calls = 0;
     parse(arguments, "Oi", &capsule, &calls);
     const Locked lock;
-    driver_of(capsule).longest_chain = calls;
-    driver_of(capsule).next_history_check = calls;
+    driver_of(capsule).history.longest_chain = calls;
+    driver_of(capsule).history.next_check = calls;
     return nothing();
 }
 

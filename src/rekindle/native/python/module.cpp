@@ -19,8 +19,8 @@
 #include "../dispatch/runtime.h"
 #include "../memory/driver.h"
 #include "../memory/evict_held_last.h"
+#include "../memory/notify.h"
 #include "../memory/own_policy.h"
-#include "../memory/program.h"
 #include "../memory/swapper.h"
 #include "../ops/kernel_operands.h"
 #include "../steps/learner.h"
@@ -55,6 +55,7 @@ using rekindle::Observers;
 using rekindle::parse;
 using rekindle::PythonChooser;
 using rekindle::Room;
+using rekindle::Sources;
 using rekindle::tensor_of;
 
 // -- functions of the module ----------------------------------------------------------------------
@@ -258,10 +259,10 @@ PyObject* new_driver(PyObject* arguments) {
         driver->steps = std::make_unique<rekindle::Learner>(*driver);
         driver->observers.steps = driver->steps.get();
     }
-    driver->evicts_held_last = evicts_held_last != 0 && rekindle::can_make_placeholders();
+    driver->held.evicts_last = evicts_held_last != 0 && rekindle::can_make_placeholders();
     {
         const Locked lock;
-        driver->open();
+        driver->storages.open();
     }
     Driver* made = driver.get();
     Object capsule(PyCapsule_New(made, rekindle::DRIVER, &rekindle::release_driver));
@@ -372,7 +373,7 @@ PyObject* to_tensor(PyObject* arguments, F&& act) {
 // Pin the storage of `tensor`.
 PyObject* keep(PyObject* arguments) {
     return to_tensor(arguments, [](Driver& driver, Locked&, const c10::TensorImpl& tensor) {
-        driver.keep(tensor);
+        driver.sources.keep(tensor);
     });
 }
 
@@ -409,7 +410,7 @@ PyObject* pin_exposed_address(PyObject* arguments) {
     return to_absent_tensor(
         arguments, [](Driver& driver, Locked& lock, const c10::TensorImpl& tensor) {
             rekindle::bring_back(driver, lock, tensor);
-            driver.pin_exposed_address(*tensor.unsafe_storage().unsafeGetStorageImpl());
+            driver.held.pin_exposed_address(*tensor.unsafe_storage().unsafeGetStorageImpl());
         }
     );
 }
@@ -467,7 +468,7 @@ PyObject* about_to_resize(PyObject* arguments) {
     Driver& driver = driver_of(capsule);
     c10::StorageImpl& storage_impl = storage_at(address);
     const bool known = rekindle::settled(driver, [&](Locked& /*lock*/) {
-        return driver.about_to_resize(storage_impl, bytes, newest);
+        return driver.resizes.about_to_resize(storage_impl, bytes, newest);
     });
     return PyBool_FromLong(known ? 1 : 0);
 }
@@ -485,7 +486,9 @@ PyObject* to_storage(PyObject* arguments) {
         rekindle::translate_errors(driver, [&] {
             Locked lock;
             rekindle::about_to_let_go(driver, lock);
-            rekindle::retry_evicting_held(driver, lock, [&] { (driver.*act)(storage_impl); });
+            rekindle::retry_evicting_held(driver, lock, [&] {
+                (driver.sources.*act)(storage_impl);
+            });
         });
     }
     return nothing();
@@ -501,7 +504,7 @@ PyObject* suspend_origin_tracking(PyObject* arguments) {
     parse(arguments, "OO", &capsule, &object);
     const c10::TensorImpl& tensor = tensor_of(object);
     const Locked lock;
-    driver_of(capsule).suspend_origin_tracking(tensor);
+    driver_of(capsule).swapped_tensors.suspend(tensor);
     return nothing();
 }
 
@@ -511,7 +514,7 @@ PyObject* suspend_origin_tracking(PyObject* arguments) {
 PyObject* resume_origin_tracking(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
     const Locked lock;
-    driver.resume_origin_tracking();
+    driver.swapped_tensors.resume();
     return nothing();
 }
 
@@ -521,7 +524,7 @@ PyObject* resume_origin_tracking(PyObject* arguments) {
 PyObject* resized(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
     const Locked lock;
-    driver.has_been_resized();
+    driver.resizes.has_been_resized();
     return nothing();
 }
 
@@ -710,9 +713,9 @@ PyMethodDef methods[] = {
     method<put_method>("put_method"),
     method<about_to_resize>("about_to_resize"),
     method<resized>("resized"),
-    method<to_storage<&Driver::mark_externally_writable>>("mark_externally_writable"),
-    method<to_storage<&Driver::about_to_write_unseen>>("about_to_write_unseen"),
-    method<to_storage<&Driver::version_raised>>("version_raised"),
+    method<to_storage<&Sources::mark_externally_writable>>("mark_externally_writable"),
+    method<to_storage<&Sources::about_to_write_unseen>>("about_to_write_unseen"),
+    method<to_storage<&Sources::version_raised>>("version_raised"),
     method<bring_back>("bring_back"),
     method<pin_exposed_address>("pin_exposed_address"),
     method<rekindle::evict_anything>("evict_anything"),

@@ -17,7 +17,9 @@
 
 #include "../base/without_gil.h"
 #include "../memory/consulting.h"
+#include "../memory/notify.h"
 #include "../memory/swapper.h"
+#include "../memory/take_snapshot.h"
 #include "../ops/facts.h"
 #include "../torch/gil.h"
 #include "../torch/raised.h"
@@ -112,14 +114,14 @@ Segments segments_of(Frees& frees) {
     return segments;
 }
 
-void notify_samples(Driver& driver) {
-    driver.observers.due.samples_due = false;
-    ask("sample", "n", driver.observers.number);
+void notify_samples(Observers& observers) {
+    observers.due.samples_due = false;
+    ask("sample", "n", observers.number);
 }
 
-void notify_owners(Driver& driver) {
-    driver.observers.due.owners_due = false;
-    ask("owners", "n", driver.observers.number);
+void notify_owners(Observers& observers) {
+    observers.due.owners_due = false;
+    ask("owners", "n", observers.number);
 }
 
 void notify_complaint(Driver& driver) {
@@ -129,9 +131,9 @@ void notify_complaint(Driver& driver) {
     }
 }
 
-void notify_losses(Driver& driver) {
-    driver.observers.due.look_at_losses_at = 2 * driver.observers.recomputations;
-    ask("losses", "n", driver.observers.number);
+void notify_losses(Observers& observers) {
+    observers.due.look_at_losses_at = 2 * observers.recomputations;
+    ask("losses", "n", observers.number);
 }
 
 void notify_places(Driver& driver) {
@@ -142,12 +144,12 @@ void notify_places(Driver& driver) {
         static_cast<long long>(driver.registry.records.operators()));
 }
 
-void notify_range(const Driver& driver, bool ends) {
-    ask("range", "ni", driver.observers.number, ends ? 1 : 0);
+void notify_range(const Observers& observers, bool ends) {
+    ask("range", "ni", observers.number, ends ? 1 : 0);
 }
 
-void request_plans(const Driver& driver, std::int64_t op_id) {
-    ask("plans", "nL", driver.observers.number, static_cast<long long>(op_id));
+void request_plans(const Observers& observers, std::int64_t op_id) {
+    ask("plans", "nL", observers.number, static_cast<long long>(op_id));
 }
 
 namespace {
@@ -182,24 +184,24 @@ void refuse_collective(const char* name) {
 namespace {
 
 // Call the method `name` of the Python object `answers`. Return true if its result is True.
-bool is_so(const char* name, const Driver& driver) {
+bool is_so(const char* name, const Observers& observers) {
     bool so = false;
     const auto take = [&](PyObject* answer) {
         so = answer == Py_True;
         return true;
     };
-    ask_and(take, name, "n", driver.observers.number);
+    ask_and(take, name, "n", observers.number);
     return so;
 }
 
 }  // namespace
 
-bool all_threads_are_known(const Driver& driver) {
-    return is_so("all_threads_are_known", driver);
+bool all_threads_are_known(const Observers& observers) {
+    return is_so("all_threads_are_known", observers);
 }
 
-bool move_copies_out(const Driver& driver) {
-    return is_so("move_copies_out", driver);
+bool move_copies_out(const Observers& observers) {
+    return is_so("move_copies_out", observers);
 }
 
 namespace {
@@ -262,7 +264,7 @@ void note_peak(Driver& driver) {
         ProgramLine line = program_line();
         {
             const Locked lock;
-            driver.take_peak_snapshot(std::move(line));
+            take_peak_snapshot(driver, std::move(line));
         }
         if (driver.observers.due.notes_places) {  // Python also stores each snapshot as text
             ask("peak", "n", driver.observers.number);

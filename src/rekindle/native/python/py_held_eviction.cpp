@@ -6,7 +6,7 @@
 
 #include "../memory/evict_held_last.h"
 #include "../memory/held_eviction.h"
-#include "../memory/program.h"
+#include "../memory/notify.h"
 #include "../torch/geometry.h"
 #include "../torch/parts.h"
 #include "conversions.h"
@@ -31,14 +31,13 @@ void add_storages(const at::Tensor& tensor, StorageList& storages) {
 std::int64_t begin_held_read(
     Driver& driver, const StorageList& storages, bool saved, Locked& lock
 ) {
-    const std::int64_t number = ++driver.notes;
-    driver.noted.emplace(number, std::make_unique<Reading>(driver, storages, saved));
+    const std::int64_t number = driver.held.begin_reading(storages, saved);
     try {
         for (const c10::StorageImpl* storage_impl : storages) {
             retry_evicting_held(driver, lock, [&] { driver.room.bring_back(*storage_impl); });
         }
     } catch (...) {
-        driver.noted.erase(number);
+        driver.held.end_reading(number);
         throw;
     }
     return number;
@@ -57,7 +56,9 @@ PyObject* evict_anything(PyObject* arguments) {
         "this torch cannot make an evicted storage raise an error when it is read"
     );
     const Locked lock;
-    driver.held_eviction = std::make_unique<HeldEviction>(driver);
+    driver.held.eviction = std::make_unique<HeldEviction>(
+        driver.frees, driver.room, driver.sources, driver.history, driver.in_progress
+    );
     driver.events.only_counting.allowed = false;
     return nothing();
 }
@@ -83,7 +84,7 @@ PyObject* record_without_grad(PyObject* arguments) {
     int more = 0;
     parse(arguments, "Oi", &capsule, &more);
     const Locked lock;
-    driver_of(capsule).held_eviction->unrecorded += more;
+    driver_of(capsule).held.eviction->unrecorded += more;
     return nothing();
 }
 
@@ -106,7 +107,7 @@ PyObject* begin_reading(PyObject* arguments) {
     }
     return PyLong_FromLongLong(translate_errors(driver, [&] {
         Locked lock;
-        return driver.held_eviction ? driver.held_eviction->begin_reading(storages, lock)
+        return driver.held.eviction ? driver.held.eviction->begin_reading(storages, lock)
                                     : begin_held_read(driver, storages, saved != 0, lock);
     }));
 }
@@ -121,10 +122,10 @@ PyObject* end_reading(PyObject* arguments) {
     Driver& driver = driver_of(capsule);
     translate_errors(driver, [&] {
         const Locked lock;
-        if (driver.held_eviction) {
-            driver.held_eviction->end_reading(number);
+        if (driver.held.eviction) {
+            driver.held.eviction->end_reading(number);
         } else {
-            driver.noted.erase(number);
+            driver.held.end_reading(number);
         }
     });
     return nothing();

@@ -260,7 +260,7 @@ void save_what_needs(Driver& driver, const TensorList& written) {
     do {
         saved = false;
         written.each_with_memory([&](const c10::TensorImpl& each) {
-            saved = driver.save_what_needs(each) || saved;
+            saved = driver.sources.save_what_needs(each) || saved;
         });
     } while (saved);
     // Release these storages before the optimizer step, or the step would seem to free them.
@@ -293,7 +293,7 @@ PyObject* register_tensors(PyObject* arguments) {
     const auto add = [&](PyObject* tensor) { found.add(tensor); };
     each_within(value, add);
     settled(driver, [&](Locked& lock) {
-        retry_evicting_held(driver, lock, [&] { driver.register_tensors(found.all()); });
+        retry_evicting_held(driver, lock, [&] { driver.sources.register_tensors(found.all()); });
     });
     return nothing();
 }
@@ -318,9 +318,11 @@ PyObject* begin_optimizer_step(PyObject* arguments) {
         driver.device.about_to_step();
         // Count all tensors that the step reads before the step, so that their memory is not
         // attributed to it.
-        retry_evicting_held(driver, lock, [&] { driver.register_tensors(found.read.all()); });
+        retry_evicting_held(driver, lock, [&] {
+            driver.sources.register_tensors(found.read.all());
+        });
         found.read.each_with_memory([&](const c10::TensorImpl& each) {
-            driver.pin_as_constant(each);
+            driver.sources.pin_as_constant(each);
         });
         if (saves != 0 && found.is_plain) {
             save_what_needs(driver, found.written);

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "../base/mutex.h"
-#include "../memory/program.h"
+#include "../memory/notify.h"
 #include "../steps/learner.h"
 #include "conversions.h"
 #include "py_transcripts.h"

@@ -6,7 +6,8 @@
 
 #include "../base/mutex.h"
 #include "../memory/driver.h"
-#include "../memory/program.h"
+#include "../memory/notify.h"
+#include "../memory/take_snapshot.h"
 #include "../torch/pyobjects.h"
 #include "conversions.h"
 
@@ -62,7 +63,7 @@ void add_to(Snapshot& snapshot, Driver& driver, const std::vector<State>& states
     driver.frees.process_pending();
     for (const auto& [tensor, parameter] : states) {
         const c10::TensorImpl& state = *tensor.unsafeGetTensorImpl();
-        driver.add_owned(snapshot, state, Owned::Kind::state, parameter);
+        add_owned(driver, snapshot, state, Owned::Kind::state, parameter);
     }
 }
 
@@ -128,7 +129,7 @@ PyObject* add_module_tensor(PyObject* arguments) {
     parse(arguments, "OOp", &capsule, &tensor, &parameter);
     Driver& driver = driver_of(capsule);
     const Locked lock;
-    driver.add_module_tensor(tensor_of(tensor), parameter != 0);
+    driver.observers.add_module_tensor(tensor_of(tensor), parameter != 0);
     return nothing();
 }
 
@@ -182,7 +183,7 @@ PyObject* expect_peak(PyObject* arguments) {
     Driver& driver = driver_of(capsule);
     ProgramLine line = program_line();
     const Locked lock;
-    driver.expect_peak(nbytes, std::move(line));
+    expect_peak(driver, nbytes, std::move(line));
     return nothing();
 }
 
@@ -195,7 +196,7 @@ PyObject* program_tensors(PyObject* arguments) {
     std::vector<at::Tensor> found;
     {
         const Locked lock;
-        found = driver.program_tensors();
+        found = program_tensors(driver);
     }
     std::erase_if(found, [](const at::Tensor& each) {
         // Leave out tensors without a Python object, because Python code cannot refer to them.
@@ -222,7 +223,7 @@ PyObject* snapshot(PyObject* arguments) {
     Snapshot made;
     {
         const Locked lock;
-        driver.take_snapshot(made, std::move(line));
+        take_snapshot(driver, made, std::move(line));
         add_to(made, driver, states);
     }
     return tuple_of(made);

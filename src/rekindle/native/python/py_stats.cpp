@@ -11,6 +11,7 @@
 #include "../dispatch/trial.h"
 #include "../memory/audit.h"
 #include "../memory/driver.h"
+#include "../memory/take_snapshot.h"
 #include "../ops/workspaces.h"
 #include "conversions.h"
 
@@ -213,7 +214,7 @@ PyObject* set_peak(PyObject* arguments) {
 PyObject* evicted_bytes(PyObject* arguments) {
     const Driver& driver = driver_in(arguments);
     const Locked lock;
-    return PyLong_FromLongLong(driver.evicted_bytes());
+    return PyLong_FromLongLong(evicted_bytes(driver));
 }
 
 // kept(driver) -> [(operator, why, calls, bytes)]

@@ -7,7 +7,7 @@
 #include "../allocator/arena.h"
 #include "../base/mutex.h"
 #include "../memory/held_eviction.h"
-#include "../memory/program.h"
+#include "../memory/notify.h"
 #include "conversions.h"
 
 namespace rekindle {

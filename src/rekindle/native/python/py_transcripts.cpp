@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "../base/mutex.h"
-#include "../memory/program.h"
+#include "../memory/notify.h"
 #include "../memory/recording.h"
 #include "../memory/transcript.h"
 #include "conversions.h"

@@ -7,7 +7,7 @@
 #include <exception>
 #include <utility>
 
-#include "../memory/program.h"
+#include "../memory/notify.h"
 #include "../memory/recording.h"
 #include "../torch/backward.h"
 #include "../torch/raised.h"

@@ -1,4 +1,4 @@
-#include "snapshot.h"
+#include "take_snapshot.h"
 
 #include <torch/csrc/autograd/function.h>
 
@@ -10,7 +10,6 @@
 #include "../torch/geometry.h"
 #include "../torch/pyobjects.h"
 #include "../torch/storage_ptr.h"
-#include "driver.h"
 
 namespace rekindle {
 
@@ -56,72 +55,72 @@ OpId maker_of(StorageRecord& record) {
     return maker;
 }
 
-}  // namespace
-
-Bytes Driver::evicted_bytes() const {
-    Bytes total = 0;
-    for (const Storage* each = engine.first_storage(); each != nullptr; each = each->next) {
-        const bool wanted = !each->dead() || static_cast<const StorageRecord*>(each)->placeholder;
-        total += !each->resident && wanted ? each->nbytes : 0;
-    }
-    return total;
-}
-
 // Return the number of the allocation that holds the contents of `tensor`, or 0.
-AllocationId Driver::allocation_of(const c10::TensorImpl& tensor) {
+AllocationId allocation_of(Driver& driver, const c10::TensorImpl& tensor) {
     if (!has_memory(tensor)) {
         return 0;
     }
-    const AddressEntry* found = registry.find(*tensor.unsafe_storage().unsafeGetStorageImpl());
+    const AddressEntry* found =
+        driver.registry.find(*tensor.unsafe_storage().unsafeGetStorageImpl());
     return found == nullptr ? 0 : found->allocation;
 }
 
-void Driver::add_owned(
-    Snapshot& snapshot, const c10::TensorImpl& tensor, Owned::Kind kind, const void* parameter
+}  // namespace
+
+void add_owned(
+    Driver& driver,
+    Snapshot& snapshot,
+    const c10::TensorImpl& tensor,
+    Owned::Kind kind,
+    const void* parameter
 ) {
-    if (const AllocationId allocation = allocation_of(tensor); allocation != 0) {
+    if (const AllocationId allocation = allocation_of(driver, tensor); allocation != 0) {
         snapshot.owned.push_back({allocation, kind, parameter});
     }
 }
 
+namespace {
+
 // Write into `snapshot` which allocation is the gradient of the leaf tensor `leaf`.
-void Driver::add_gradient(Snapshot& snapshot, const at::Tensor& leaf) {
+void add_gradient(Driver& driver, Snapshot& snapshot, const at::Tensor& leaf) {
     const at::Tensor& gradient = leaf.grad();
     if (gradient.defined()) {
         const c10::TensorImpl& found = *gradient.unsafeGetTensorImpl();
-        add_owned(snapshot, found, Owned::Kind::gradient, object_of(*leaf.unsafeGetTensorImpl()));
+        add_owned(
+            driver, snapshot, found, Owned::Kind::gradient, object_of(*leaf.unsafeGetTensorImpl())
+        );
     }
 }
 
 // Write into `snapshot` which allocations are parameters of modules, buffers, and gradients of
 // parameters.
-void Driver::add_tensors_of_modules(Snapshot& snapshot) {
-    observers.module_tensors.each([&](const at::Tensor& tensor, bool parameter) {
+void add_tensors_of_modules(Driver& driver, Snapshot& snapshot) {
+    driver.observers.module_tensors.each([&](const at::Tensor& tensor, bool parameter) {
         const c10::TensorImpl& found = *tensor.unsafeGetTensorImpl();
         if (!parameter) {
-            add_owned(snapshot, found, Owned::Kind::buffer, nullptr);
+            add_owned(driver, snapshot, found, Owned::Kind::buffer, nullptr);
             return;
         }
-        add_owned(snapshot, found, Owned::Kind::parameter, object_of(found));
+        add_owned(driver, snapshot, found, Owned::Kind::parameter, object_of(found));
         if (tensor.is_leaf()) {
-            add_gradient(snapshot, tensor);
+            add_gradient(driver, snapshot, tensor);
         }
     });
 }
 
 // Add `record`, a storage that is in memory, to `snapshot`.
-void Driver::add_storage(Snapshot& snapshot, StorageRecord& record) {
-    int flags = flags_of(record, observers.unpacked);
+void add_storage(Driver& driver, Snapshot& snapshot, StorageRecord& record) {
+    int flags = flags_of(record, driver.observers.unpacked);
     const void* parameter = nullptr;
     if (record.parameter) {
         if (const at::Tensor origin(record.origin.lock()); origin.defined()) {
             flags |= Holder::PARAMETER;
             parameter = object_of(*origin.unsafeGetTensorImpl());
-            add_gradient(snapshot, origin);
+            add_gradient(driver, snapshot, origin);
         }
     }
     const AddressEntry* found =
-        record.address == nullptr ? nullptr : registry.table.find(record.address);
+        record.address == nullptr ? nullptr : driver.registry.table.find(record.address);
     snapshot.holders.push_back({
         record.nbytes,
         found == nullptr ? 0 : found->allocation,
@@ -133,10 +132,12 @@ void Driver::add_storage(Snapshot& snapshot, StorageRecord& record) {
     });
 }
 
-void Driver::take_snapshot(Snapshot& snapshot, ProgramLine line) {
-    frees.process_pending();
-    snapshot.memory = engine.memory;
-    snapshot.clock = engine.clock;
+}  // namespace
+
+void take_snapshot(Driver& driver, Snapshot& snapshot, ProgramLine line) {
+    driver.frees.process_pending();
+    snapshot.memory = driver.engine.memory;
+    snapshot.clock = driver.engine.clock;
     snapshot.line = std::move(line);
     snapshot.holders.clear();
     snapshot.owned.clear();
@@ -145,13 +146,13 @@ void Driver::take_snapshot(Snapshot& snapshot, ProgramLine line) {
     if (!gradients_stay()) {
         return;
     }
-    add_tensors_of_modules(snapshot);
-    for (Storage* each = engine.first_storage(); each != nullptr; each = each->next) {
+    add_tensors_of_modules(driver, snapshot);
+    for (Storage* each = driver.engine.first_storage(); each != nullptr; each = each->next) {
         if (each->resident && each->nbytes != 0) {
-            add_storage(snapshot, record_of(*each));
+            add_storage(driver, snapshot, record_of(*each));
         }
     }
-    registry.table.each_counted([&](const void* /*address*/, const AddressEntry& counted) {
+    driver.registry.table.each_counted([&](const void* /*address*/, const AddressEntry& counted) {
         const int flags = Holder::COUNTED | (counted.saved ? Holder::REFERENCED : 0);
         const char* site = counted.maker == nullptr ? "" : counted.maker->name.c_str();
         const AllocationId allocation = counted.allocation;
@@ -159,39 +160,43 @@ void Driver::take_snapshot(Snapshot& snapshot, ProgramLine line) {
     });
 }
 
-void Driver::take_peak_snapshot(ProgramLine line) {
-    observers.peak_watch.due = false;
-    frees.process_pending();
-    if (!observers.peak_watch.is_outdated(engine.memory)) {
+void take_peak_snapshot(Driver& driver, ProgramLine line) {
+    driver.observers.peak_watch.due = false;
+    driver.frees.process_pending();
+    if (!driver.observers.peak_watch.is_outdated(driver.engine.memory)) {
         return;  // the program freed values that were part of the peak
     }
-    take_snapshot(observers.peak_watch.snapshot, std::move(line));
-    if (!device.queues()) {
-        observers.peak_watch.snapshot.resident = resident_bytes();
-        observers.peak_watch.snapshot.cached = the_arena().cached();
+    take_snapshot(driver, driver.observers.peak_watch.snapshot, std::move(line));
+    if (!driver.device.queues()) {
+        driver.observers.peak_watch.snapshot.resident = resident_bytes();
+        driver.observers.peak_watch.snapshot.cached = the_arena().cached();
     }
-    observers.peak_watch.taken(engine.memory);
+    driver.observers.peak_watch.taken(driver.engine.memory);
 }
 
-void Driver::expect_peak(Bytes nbytes, ProgramLine line) {
-    observers.peak_watch.expect(nbytes);
-    take_peak_snapshot(std::move(line));
+void expect_peak(Driver& driver, Bytes nbytes, ProgramLine line) {
+    driver.observers.peak_watch.expect(nbytes);
+    take_peak_snapshot(driver, std::move(line));
 }
 
-std::vector<at::Tensor> Driver::program_tensors() {
-    frees.process_pending();
+Bytes evicted_bytes(const Driver& driver) {
+    Bytes total = 0;
+    for (const Storage* each = driver.engine.first_storage(); each != nullptr; each = each->next) {
+        const bool wanted = !each->dead() || static_cast<const StorageRecord*>(each)->placeholder;
+        total += !each->resident && wanted ? each->nbytes : 0;
+    }
+    return total;
+}
+
+std::vector<at::Tensor> program_tensors(Driver& driver) {
+    driver.frees.process_pending();
     std::vector<at::Tensor> found;
-    for (Storage* each = engine.first_storage(); each != nullptr; each = each->next) {
+    for (Storage* each = driver.engine.first_storage(); each != nullptr; each = each->next) {
         if (at::Tensor origin(record_of(*each).origin.lock()); each->resident && origin.defined()) {
             found.push_back(std::move(origin));
         }
     }
     return found;
-}
-
-void Driver::add_module_tensor(const c10::TensorImpl& tensor, bool parameter) {
-    observers.module_tensors.add(weak(tensor), parameter);
-    observers.due.models_due |= parameter;
 }
 
 }  // namespace rekindle
