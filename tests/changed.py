@@ -21,7 +21,7 @@ from tests.durations import file_of, function_of
 
 ROOT = Path(__file__).parents[1]
 CONVENTIONS = ("architecture", "architecture_native", "files", "public_api", "tooling")
-#: Parts of the package whose tests are not in the folder of the same name.
+#: Parts of the package, with all folders in them, whose tests are not in the folder of that name.
 ELSEWHERE = {
     "src/rekindle/native/base": ("tests/native",),
     "src/rekindle/native/engine": ("tests/native",),
@@ -128,7 +128,13 @@ def _tests_of(path: PurePosixPath, tests: Mapping[str, str]) -> Iterable[str]:
         return _inside(folder, tests)
     if path.parts[0] == "tests" and path.suffix == ".py":
         return _importers(path, tests)
-    found = {each for place in ELSEWHERE.get(folder, ()) for each in _inside(place, tests)}
+    found = {
+        each
+        for source, places in ELSEWHERE.items()
+        if path.is_relative_to(source)
+        for place in places
+        for each in _inside(place, tests)
+    }
     if path.is_relative_to("src/rekindle"):
         name = path.stem.strip("_")
         mirrored = PurePosixPath("tests", *path.parts[2:-1])

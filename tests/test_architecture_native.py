@@ -1,4 +1,4 @@
-"""Tests of the rules of the C++ sources: allowed includes, short files, forbidden words.
+"""Tests of the rules of the C++ sources: includes, small files, folders and classes, words.
 
 As in test_architecture, each rule runs on the real tree, and on small trees with a planted fault.
 """
@@ -6,14 +6,40 @@ As in test_architecture, each rule runs on the real tree, and on small trees wit
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from tests.cpp_classes import members_of_classes
+
 ROOT = Path(__file__).parents[1]
 NATIVE = ROOT / "src" / "rekindle" / "native"
 MOST_LINES = 800
+MOST_FILES = 30  # in one folder
+MOST_MEMBERS = 40  # functions and fields of one class
+
+# Folders, classes and circles of includes that are larger than that. The lists may only shrink:
+# lower a number when a class or folder gets smaller, and remove what is small enough.
+LARGE_FOLDERS = {"engine": 37, "torch": 42}
+LARGE_CLASSES = {
+    "engine/ledger.h: Ledger": 115,
+    "dispatch/operation.h: Operation": 103,
+    "engine/engine.h: Engine": 60,
+    "engine/exact.h: Exact": 52,
+    "replay/player.h: Player": 47,
+    "engine/scored.h: ScoredChooser": 46,
+    "steps/learner.h: Learner": 44,
+    "torch/device.h: Device": 43,
+}
+CIRCLES = (
+    {"dispatch/effects", "dispatch/operation", "dispatch/trial"},
+    {"dispatch/runtime", "dispatch/typed_kernels"},
+    {"engine/exact", "engine/neighborhood"},
+    {"ops/operator_call", "ops/parsed_call", "ops/signature", "ops/sizes"},
+    {"torch/geometry", "torch/storage_ptr"},
+)
 
 # The folders ("rooms") of the core, lowest first: each may include itself and the folders before
 # it.
@@ -23,6 +49,9 @@ WITH_TORCH = rf"({'|'.join(ROOMS[2:])})/"
 ALLOWED = {room: {*ROOMS[:place]} for place, room in enumerate(ROOMS)} | {
     "replay": {"base", "engine"},
 }
+# The parts of a budget's state, lowest first: folders in `memory`. Each may include itself and the
+# parts before it, and files directly in `memory` may include all of them.
+PARTS = ("records", "observers", "registry", "room", "recomputer", "sources", "held")
 # Headers outside the standard library, and the files that may include them.
 OUTSIDE = {
     r"Python\.h": r"replay/module\.cpp|torch/(pyobjects\.cpp|raised\.cpp|gil\.h)|python/.*",
@@ -86,8 +115,15 @@ def _may_include(native: Path, name: str, folder: str, mark: str, target: str) -
     path = (native / name).parent.joinpath(target).resolve()
     if not path.is_relative_to(native.resolve()):
         return False
-    other = path.relative_to(native.resolve()).parts[0]
-    return path.suffix == ".h" and (other == folder or other in ALLOWED[folder])
+    other, *below = path.relative_to(native.resolve()).parts
+    if path.suffix != ".h" or (other != folder and other not in ALLOWED[folder]):
+        return False
+    return folder != other or folder != "memory" or _part(Path(name).parts[1:]) >= _part(below)
+
+
+def _part(below: Sequence[str]) -> int:
+    """Return the place in `PARTS` of a file of `memory`; files directly in it stand above all."""
+    return PARTS.index(below[0]) if len(below) > 1 else len(PARTS)
 
 
 def forbidden(native: Path) -> Iterator[str]:
@@ -106,13 +142,57 @@ def long_files(native: Path) -> Iterator[str]:
             yield f"{name}: {lines} lines, at most {MOST_LINES}"
 
 
+def large_folders(native: Path) -> Iterator[str]:
+    files = Counter(Path(name).parent.as_posix() for name, _ in sources(native))
+    for folder, number in sorted(files.items()):
+        if number > LARGE_FOLDERS.get(folder, MOST_FILES):
+            yield f"{folder}: {number} files, at most {LARGE_FOLDERS.get(folder, MOST_FILES)}"
+
+
+def large_classes(native: Path) -> Iterator[str]:
+    for name, text in sources(native):
+        for of, number in members_of_classes(code_of(text)):
+            most = LARGE_CLASSES.get(f"{name}: {of}", MOST_MEMBERS)
+            if number > most:
+                yield f"{name}: {of} has {number} members, at most {most}"
+
+
+def circles(native: Path) -> Iterator[str]:
+    """Yield each unit (a header and its source) that includes itself through others."""
+    includes: dict[str, set[str]] = {}
+    for name, text in sources(native):
+        unit = name.rpartition(".")[0]
+        for target in re.findall(r'#include "([^"]+)"', text):
+            path = (native / name).parent.joinpath(target).resolve()
+            other = path.relative_to(native.resolve()).with_suffix("").as_posix()
+            includes.setdefault(unit, set()).update({other} - {unit})
+    reached = {unit: _reached(unit, includes) for unit in includes}
+    for unit in sorted(includes):
+        circle = {other for other in reached[unit] if unit in reached.get(other, ())}
+        if circle and not any(circle <= known for known in CIRCLES):
+            yield f"{unit}: in a circle with {', '.join(sorted(circle - {unit}))}"
+
+
+def _reached(unit: str, includes: dict[str, set[str]]) -> set[str]:
+    found: set[str] = set()
+    waiting = [unit]
+    while waiting:
+        new = includes.get(waiting.pop(), set()) - found
+        found |= new
+        waiting += new
+    return found
+
+
 def headers_once(native: Path) -> Iterator[str]:
     for name, text in sources(native):
         if name.endswith(".h") and "#pragma once" not in text:
             yield f"{name}: no #pragma once"
 
 
-@pytest.mark.parametrize("rule", [layering, forbidden, long_files, headers_once])
+@pytest.mark.parametrize(
+    "rule",
+    [layering, forbidden, long_files, large_folders, large_classes, circles, headers_once],
+)
 def test_real_native_sources_obey_every_source_rule(rule) -> None:
     assert list(rule(NATIVE)) == []
 
@@ -121,8 +201,22 @@ def test_native_sources_include_only_known_folders() -> None:
     assert {name.partition("/")[0] for name, _ in sources(NATIVE)} >= {"base", "engine", "replay"}
 
 
+def test_folders_of_memory_are_its_known_parts() -> None:
+    assert {path.name for path in (NATIVE / "memory").iterdir() if path.is_dir()} == {*PARTS}
+
+
+def test_listed_large_classes_are_still_large() -> None:
+    members = {
+        f"{name}: {of}": number
+        for name, text in sources(NATIVE)
+        for of, number in members_of_classes(code_of(text))
+    }
+    assert [of for of in LARGE_CLASSES if members.get(of, 0) <= MOST_MEMBERS] == []
+
+
 def plant(native: Path, name: str, text: str) -> Path:
     others = {"base/b.h": "", "engine/e.h": "", "memory/p.h": "", "replay/r.h": ""}
+    others |= {"memory/held/h.h": "", "memory/room/r.h": ""}
     for other, content in (others | {name: text}).items():
         path = native / other
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -153,6 +247,12 @@ def plant(native: Path, name: str, text: str) -> Path:
         ),
         ("engine/a.cpp", '#include "e.cpp"', "engine/a.cpp:1: engine includes e.cpp"),
         ("other/a.cpp", "", "other/a.cpp: other is not in the table of this test"),
+        (
+            "memory/room/a.h",
+            '#include "../held/h.h"',
+            "memory/room/a.h:1: memory includes ../held/h.h",
+        ),
+        ("memory/held/a.h", '#include "../p.h"', "memory/held/a.h:1: memory includes ../p.h"),
     ],
 )  # fmt: skip
 def test_check_of_native_layers_finds_forbidden_include(
@@ -167,6 +267,9 @@ def test_check_of_native_layers_finds_forbidden_include(
         ("engine/a.cpp", '#include <vector>\n#include "../base/b.h"\n#include "e.h"'),
         ("replay/module.cpp", '#include <Python.h>\n#include "../engine/e.h"'),
         ("memory/a.cpp", '#include <ATen/core/Tensor.h>\n#include "../engine/e.h"'),
+        ("memory/a.cpp", '#include "p.h"\n#include "held/h.h"'),
+        ("memory/held/a.cpp", '#include "h.h"\n#include "../room/r.h"'),
+        ("steps/a.cpp", '#include "../memory/held/h.h"'),
     ],
 )
 def test_check_of_native_layers_accepts_allowed_include(
@@ -211,3 +314,59 @@ def test_check_of_native_files_finds_long_files_and_guards(tmp_path: Path) -> No
     plant(tmp_path, "base/a.h", "\n" * 801)
     assert "base/a.h: 801 lines, at most 800" in list(long_files(tmp_path))
     assert "base/a.h: no #pragma once" in list(headers_once(tmp_path))
+
+
+def test_check_of_native_folders_finds_large_folder(tmp_path: Path) -> None:
+    for number in range(MOST_FILES):
+        plant(tmp_path, f"base/a{number}.h", "")
+    assert list(large_folders(tmp_path)) == ["base: 31 files, at most 30"]
+
+
+def test_check_of_native_classes_finds_large_class(tmp_path: Path) -> None:
+    fields = "".join(f"    int a{number} = {{}};\n" for number in range(MOST_MEMBERS + 1))
+    plant(tmp_path, "base/a.h", f"class A final : B<int> {{\npublic:\n{fields}}};")
+    assert list(large_classes(tmp_path)) == ["base/a.h: A has 41 members, at most 40"]
+
+
+def test_check_of_native_includes_finds_circle(tmp_path: Path) -> None:
+    plant(tmp_path, "base/a.h", '#include "c.h"')
+    plant(tmp_path, "base/c.cpp", '#include "a.h"')
+    plant(tmp_path, "base/d.cpp", '#include "a.h"')
+    assert list(circles(tmp_path)) == [
+        "base/a: in a circle with base/c",
+        "base/c: in a circle with base/a",
+    ]
+
+
+def test_members_of_a_class_are_its_functions_and_fields() -> None:
+    code = """
+    struct A final : B {
+        explicit A(int more) : a_(more) {}
+        A(const A&) = delete;
+        ~A() = default;
+
+        template <class F>
+        void each(F&& visit) const {
+            if (true) {
+                visit(*this);
+            }
+        }
+
+        static constexpr int MOST = 3;
+        enum class Kind { none, some };
+
+        struct Inner final {
+            int number = 0;
+            int other;
+        };
+
+    private:
+        friend class B;
+        using Numbers = std::vector<int>;
+        void run(int a, int b = 3);
+        Inner inner_{};
+        std::map<int, Numbers> lists_;
+        int a_;
+    };
+    """
+    assert dict(members_of_classes(code)) == {"A": 7, "Inner": 2}

@@ -34,7 +34,7 @@ ALWAYS = {"tests/test_tooling.py"}
         ("src/rekindle/pytorch/swap/_store.py", {"tests/pytorch/swap/test_swap_store.py"}),
         ("src/rekindle/native/engine/rank.cpp", {"tests/native/test_equality.py"}),
         (
-            "src/rekindle/native/memory/driver.h",
+            "src/rekindle/native/memory/room/room.h",
             {"tests/pytorch/native/test_core.py", "tests/pytorch/online/test_rules_once.py"},
         ),
         ("tests/test_units.py", {"tests/test_units.py"}),

@@ -36,7 +36,7 @@ class Mode:
         everything: True to evict all that may be evicted before each operator, and before autograd
             unpacks each saved tensor.
         planned: True to use `rekindle.plan`, with as little memory as works, in place of a budget.
-        counted: About as many operators are only counted at first (memory/only_counting.h).
+        counted: About as many operators are only counted at first (memory/room/only_counting.h).
         weight: How often the mode is drawn, relative to the others.
         fixed: True to give each operator the same cost, so that each run evicts the same.
     """

@@ -39,7 +39,7 @@ _ROOMS: Final = (
     "dispatch",
     "python",
 )
-_TORCH_SOURCES: Final = tuple(f"{room}/*.cpp" for room in _ROOMS)
+_TORCH_SOURCES: Final = tuple(f"{room}/**/*.cpp" for room in _ROOMS)
 
 REMEDIES: Final = (
     "Install a wheel of Rekindle that contains the native core, or a C++ compiler: `apt install "

@@ -23,10 +23,10 @@
 
 #include "allocator/arena.h"
 #include "allocator/counting_allocator.h"
-#include "torch/free_queue.h"
 #include "base/mutex.h"
-#include "memory/readers.h"
 #include "base/without_gil.h"
+#include "memory/held/readers.h"
+#include "torch/free_queue.h"
 
 namespace rekindle {
 

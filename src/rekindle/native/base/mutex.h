@@ -15,7 +15,8 @@
 //
 // 2. A thread that waits for the session mutex first releases the GIL (`Mutex::wait`). So the owner
 // of the mutex can take the GIL without a deadlock. Two places rely on this rule: `Mutex::wait`,
-// which takes the GIL back with the mutex held, and the calls of Python in `memory/host_store.h`.
+// which takes the GIL back with the mutex held, and the calls of Python in
+// `memory/room/host_store.h`.
 //
 // 3. User code never runs with the session mutex held: kernels, recomputed operators, policies,
 // Python callbacks, finalizers. User code may start threads and wait for them, and those threads

@@ -1,4 +1,4 @@
-// Runs an operator that is only counted; see NOTE [Only counting] in memory/only_counting.h.
+// Runs an operator that is only counted; see NOTE [Only counting] in memory/room/only_counting.h.
 #pragma once
 
 #include <ATen/core/ivalue.h>

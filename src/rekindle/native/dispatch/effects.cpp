@@ -4,10 +4,10 @@
 
 #include <algorithm>
 
-#include "../memory/audit.h"
 #include "../memory/evict_held_last.h"
-#include "../memory/held_eviction.h"
+#include "../memory/held/held_eviction.h"
 #include "../memory/notify.h"
+#include "../memory/observers/audit.h"
 #include "../torch/arguments.h"
 #include "../torch/dispatch_key.h"
 #include "../torch/raised.h"

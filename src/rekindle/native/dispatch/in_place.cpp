@@ -14,7 +14,7 @@
 #include <typeinfo>
 #include <utility>
 
-#include "../memory/storage_record.h"
+#include "../memory/records/storage_record.h"
 #include "../torch/geometry.h"
 #include "../torch/storage_ptr.h"
 #include "../torch/versions.h"

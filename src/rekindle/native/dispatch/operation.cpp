@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "../memory/recipe.h"
-#include "../memory/swapper.h"
+#include "../memory/records/recipe.h"
+#include "../memory/room/swapper.h"
 #include "../ops/sizes.h"
 #include "../ops/workspaces.h"
 #include "../torch/arguments.h"

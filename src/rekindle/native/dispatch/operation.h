@@ -19,7 +19,7 @@
 #include "../base/mutex.h"
 #include "../memory/driver.h"
 #include "../memory/evict_held_last.h"
-#include "../memory/held_eviction.h"
+#include "../memory/held/held_eviction.h"
 #include "../ops/operator_call.h"
 #include "../ops/parsed_call.h"
 #include "../torch/parts.h"

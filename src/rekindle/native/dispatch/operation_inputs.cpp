@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "../memory/gathered.h"
-#include "../memory/swapper.h"
+#include "../memory/room/swapper.h"
+#include "../memory/sources/gathered.h"
 #include "operation.h"
 
 namespace rekindle {

@@ -1,6 +1,6 @@
 // Operators with `evict="anything"`: the operands are restored, and locked in memory while the
 // operator runs. Afterwards its results may be evicted although the program holds them.
-#include "../memory/held_eviction.h"
+#include "../memory/held/held_eviction.h"
 #include "../torch/arguments.h"
 #include "../torch/parts.h"
 #include "operation.h"

@@ -15,13 +15,14 @@
 //    operator, its plain arguments and the geometry (sizes, strides, offset, dtype) of its tensors.
 //    Costs, sizes and workspaces are known per signature.
 // 4. Inputs are registered, and evicted ones are recomputed (dispatch/operation_inputs.cpp,
-//    memory/recomputing.cpp). Before the operator overwrites a source, evicted values that need its
-//    old contents are recomputed and pinned (R4, sources).
-// 5. Room is made for the results and the workspace: the driver (memory/driver.cpp) asks the engine
+//    memory/recomputer/recomputing.cpp). Before the operator overwrites a source, evicted values
+//    that need its old contents are recomputed and pinned (R4, sources).
+// 5. Room is made for the results and the workspace: `Room` (memory/room/room.cpp) asks the engine
 //    (engine/), which evicts, or throws `OutOfBudgetError`.
 // 6. The session mutex is released around the kernel (dispatch/operation_execute.cpp), because a
 //    kernel may run the user's code.
-// 7. The results become records with a recipe (memory/storages.cpp), unless only their bytes count.
+// 7. The results become records with a recipe (memory/sources/storages.cpp), unless only their
+// bytes count.
 // 8. After the session mutex is released, pending notifications are delivered to Python (`notify`).
 //
 // Errors of the core are turned into Python exceptions in one place, `translate_errors`.
@@ -39,7 +40,7 @@
 
 #include "../memory/driver.h"
 #include "../memory/evict_held_last.h"
-#include "../memory/held_eviction.h"
+#include "../memory/held/held_eviction.h"
 #include "../memory/notify.h"
 #include "../torch/arguments.h"
 #include "../torch/dispatch_key.h"

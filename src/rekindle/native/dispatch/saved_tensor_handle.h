@@ -11,14 +11,14 @@
 //    freed.
 // 3. When memory is short, the engine evicts the storage. The handle does not change.
 // 4. The backward pass calls `call_unpack_hook`. It checks the version (R7, version check) and
-//    makes the record resident (memory/storages.cpp), which may recompute the value by its recipe
-//    (memory/recipe.cpp). Then it builds a tensor with the noted geometry.
+//    makes the record resident (memory/room/room.cpp), which may recompute the value by its
+//    recipe (memory/records/recipe.cpp). Then it builds a tensor with the noted geometry.
 // 5. Autograd destroys the handle with the graph. The destructor only enqueues the record; the
 //    driver releases the reference before the next operator.
 //
-// While operators are only counted (memory/only_counting.h), steps 2 and 4 are shorter: the handle
-// itself holds the storage, which has no record. If a handle is unpacked after that mode has ended,
-// it first gets a record (`track`).
+// While operators are only counted (memory/room/only_counting.h), steps 2 and 4 are shorter: the
+// handle itself holds the storage, which has no record. If a handle is unpacked after that mode has
+// ended, it first gets a record (`track`).
 //
 // Tensors that cannot be rebuilt from a storage and a geometry, such as subclasses, stay in memory:
 // the handle holds them in `kept_`.

@@ -10,7 +10,7 @@
 #include <algorithm>
 
 #include "../base/clock.h"
-#include "../memory/recipe.h"
+#include "../memory/records/recipe.h"
 #include "../ops/kernel_operands.h"
 #include "../torch/arguments.h"
 #include "../torch/raised.h"

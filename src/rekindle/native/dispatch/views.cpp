@@ -20,7 +20,7 @@
 #include <utility>
 
 #include "../base/mutex.h"
-#include "../memory/held_eviction.h"
+#include "../memory/held/held_eviction.h"
 #include "../memory/notify.h"
 #include "../ops/signature.h"
 #include "../torch/dispatch_key.h"

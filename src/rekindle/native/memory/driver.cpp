@@ -1,26 +1,23 @@
-// The central part of the driver: the active driver of the process, evictions for new allocations,
-// processing of freed storages, and the engine's actions. driver.h lists the other files.
+// The drivers of the process, which of them is active, and the beginning and end of a budget.
 #include "driver.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/ScopeExit.h>
 #include <pthread.h>
 
-#include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include "../allocator/arena.h"
 #include "../torch/backward.h"
 #include "../torch/dispatch_key.h"
-#include "../torch/poison.h"
 #include "../torch/private_generators.h"
 #include "../torch/raised.h"
-#include "../torch/storage_ptr.h"
-#include "own_policy.h"
-#include "program.h"
-#include "swapper.h"
+#include "observers/program.h"
+#include "room/own_policy.h"
+#include "room/swapper.h"
 
 namespace rekindle {
 
@@ -213,8 +210,6 @@ std::size_t drivers_alive() noexcept {
     return drivers().size();
 }
 
-// -- memory ---------------------------------------------------------------------------------------
-
 void Driver::close() {
     // The books are closed also if a value cannot be restored: its operator fails, or Ctrl-C.
     const auto closed = c10::make_scope_exit([&] { close_books(); });
@@ -251,10 +246,6 @@ void process_pending_late() noexcept {
         }
     });
     the_mutex().unlock();
-}
-
-const char* Driver::fault() {
-    return registry.fault(engine.first_storage());
 }
 
 std::size_t Driver::bytes_of_bookkeeping() const noexcept {

@@ -1,5 +1,4 @@
-// The state of one budget: performs the engine's actions on PyTorch's storages, and reports to the
-// engine what the program did with them.
+// The state of one budget: its parts, and the order in which they are built and destroyed.
 //
 // A driver handles storages only. Operators and autograd use it through dispatch/. There is one
 // driver per `rekindle.budget(...)`. A driver lives until its budget has ended and autograd's
@@ -14,54 +13,41 @@
 // otherwise (see NOTE [Lock discipline] in base/mutex.h).
 #pragma once
 
-#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 #include <c10/core/DispatchKeySet.h>
-#include <c10/util/FunctionRef.h>
-#include <c10/util/SmallVector.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/core/TensorImpl.h>
 #include <c10/util/intrusive_ptr.h>
 
-#include <algorithm>
+#include <cstddef>
 #include <cstdint>
-#include <exception>
-#include <map>
+#include <limits>
 #include <memory>
-#include <optional>
-#include <string>
-#include <unordered_map>
-#include <utility>
-#include <vector>
 
 #include "../engine/engine.h"
-#include "../engine/frame.h"
-#include "../ops/errors.h"
 #include "../ops/prices.h"
 #include "../torch/device.h"
 #include "../torch/rng_history.h"
-#include "../torch/storage_ptr.h"
-#include "events.h"
-#include "frees.h"
-#include "held.h"
-#include "history.h"
-#include "in_progress.h"
-#include "observers.h"
-#include "readers.h"
-#include "recipe.h"
-#include "recomputer.h"
-#include "registry.h"
-#include "resizes.h"
-#include "room.h"
-#include "snapshot.h"
-#include "sources.h"
-#include "step_observer.h"
-#include "storage_record.h"
-#include "storages.h"
-#include "swapped_tensors.h"
+#include "held/held.h"
+#include "observers/observers.h"
+#include "observers/step_observer.h"
+#include "recomputer/in_progress.h"
+#include "recomputer/recomputer.h"
+#include "registry/registry.h"
+#include "room/events.h"
+#include "room/frees.h"
+#include "room/room.h"
+#include "sources/history.h"
+#include "sources/resizes.h"
+#include "sources/sources.h"
+#include "sources/storages.h"
+#include "sources/swapped_tensors.h"
 
 namespace rekindle {
 
 class PythonChooser;  // NOLINT(cppcoreguidelines-virtual-class-destructor): it is final
 
-// The state of one budget. Performs the engine's actions, such as evicting a storage.
+// The state of one budget. It owns the parts; callers ask the part that they need.
 class Driver final : public c10::intrusive_ptr_target {
 public:
     // `where` is the device whose memory the budget limits. If `assumed`, the user did not name it,
@@ -138,9 +124,6 @@ public:
     void close();
 
     std::size_t bytes_of_bookkeeping() const noexcept;
-    // Check the invariants of the driver's tables, which hold between two events. Return the first
-    // one violated, or null. For tests.
-    const char* fault();
 
 private:
     void close_books() noexcept;

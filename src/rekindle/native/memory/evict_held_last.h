@@ -27,10 +27,10 @@
 #include "../base/mutex.h"
 #include "../torch/geometry.h"
 #include "driver.h"
-#include "held.h"
+#include "held/held.h"
 #include "notify.h"
-#include "program.h"
-#include "without_copies.h"
+#include "observers/program.h"
+#include "room/without_copies.h"
 
 namespace rekindle {
 

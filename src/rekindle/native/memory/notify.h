@@ -7,8 +7,8 @@
 
 #include "../ops/errors.h"
 #include "driver.h"
-#include "own_policy.h"
-#include "program.h"
+#include "observers/program.h"
+#include "room/own_policy.h"
 
 namespace rekindle {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "driver.h"
-#include "transcript.h"
+#include "observers/transcript.h"
 
 namespace rekindle {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "driver.h"
-#include "snapshot.h"
+#include "observers/snapshot.h"
 
 namespace rekindle {
 

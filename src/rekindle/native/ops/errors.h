@@ -1,6 +1,6 @@
 // Errors that the native core throws. Each error holds numbers. Where PyTorch or Python called the
-// core, `translate_errors` (memory/program.h) turns the error into a Python exception. The classes
-// derive from `std::exception`, because autograd's threads catch nothing else.
+// core, `translate_errors` (memory/notify.h) turns the error into a Python exception.
+// The classes derive from `std::exception`, because autograd's threads catch nothing else.
 #pragma once
 
 #include <c10/core/Device.h>

@@ -20,7 +20,7 @@
 namespace rekindle {
 
 // Flags for the contents of a storage, which the runtime checks before an operator reads it. Made
-// by `torch.empty`; operators have not written all of it since (memory/unwritten_bytes.h).
+// by `torch.empty`; operators have not written all of it since (memory/records/unwritten_bytes.h).
 inline constexpr std::uint8_t UNWRITTEN = 2;
 inline constexpr std::uint8_t ZEROED = 4;  // Made by `torch.zeros`, and not written since.
 

@@ -1,6 +1,6 @@
-// Calls the Python object that stores swapped-out values; see memory/host_store.h.
+// Calls the Python object that stores swapped-out values; see memory/room/host_store.h.
 #define PY_SSIZE_T_CLEAN
-#include "../memory/host_store.h"
+#include "../memory/room/host_store.h"
 
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <Python.h>

@@ -20,8 +20,8 @@
 #include "../memory/driver.h"
 #include "../memory/evict_held_last.h"
 #include "../memory/notify.h"
-#include "../memory/own_policy.h"
-#include "../memory/swapper.h"
+#include "../memory/room/own_policy.h"
+#include "../memory/room/swapper.h"
 #include "../ops/kernel_operands.h"
 #include "../steps/learner.h"
 #include "../torch/dispatch_key.h"
@@ -561,7 +561,7 @@ PyObject* check(PyObject* arguments) {
         PyErr_Format(PyExc_AssertionError, "%s (storage %lld)", fault->what, storage);
         Object::throw_error();
     }
-    const char* fault = driver.fault();
+    const char* fault = driver.registry.fault(driver.engine.first_storage());
     if (fault == nullptr && driver.events.swapper != nullptr) {
         fault = driver.events.swapper->fault();
     }

@@ -1,5 +1,5 @@
-// Calls a policy written in Python; see memory/own_policy.h.
-#include "../memory/own_policy.h"
+// Calls a policy written in Python; see memory/room/own_policy.h.
+#include "../memory/room/own_policy.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "../base/mutex.h"
-#include "../memory/consulting.h"
+#include "../memory/room/consulting.h"
 #include "../torch/dispatch_key.h"
 #include "../torch/gil.h"
 #include "conversions.h"

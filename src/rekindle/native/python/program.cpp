@@ -1,7 +1,7 @@
-// The core's calls into Python, declared in memory/program.h, and the conversion of the core's
-// errors to Python exceptions.
+// The core's calls into Python, declared in memory/observers/program.h, and the conversion of the
+// core's errors to Python exceptions.
 #define PY_SSIZE_T_CLEAN
-#include "../memory/program.h"
+#include "../memory/observers/program.h"
 
 #include <Python.h>
 #include <pybind11/pybind11.h>
@@ -16,9 +16,9 @@
 #include <utility>
 
 #include "../base/without_gil.h"
-#include "../memory/consulting.h"
 #include "../memory/notify.h"
-#include "../memory/swapper.h"
+#include "../memory/room/consulting.h"
+#include "../memory/room/swapper.h"
 #include "../memory/take_snapshot.h"
 #include "../ops/facts.h"
 #include "../torch/gil.h"

@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "../memory/evict_held_last.h"
-#include "../memory/held_eviction.h"
+#include "../memory/held/held_eviction.h"
 #include "../memory/notify.h"
 #include "../torch/geometry.h"
 #include "../torch/parts.h"

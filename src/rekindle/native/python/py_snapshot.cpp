@@ -162,7 +162,7 @@ PyObject* note_states(PyObject* arguments) {
 // peak_snapshot(driver) -> tuple
 //
 // Return the snapshot taken at the peak of memory: (memory, clock, resident, cached, line, holders,
-// owned). See `Snapshot` in memory/snapshot.h.
+// owned). See `Snapshot` in memory/observers/snapshot.h.
 PyObject* peak_snapshot(PyObject* arguments) {
     const Driver& driver = driver_in(arguments);
     Snapshot copy;

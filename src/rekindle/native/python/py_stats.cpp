@@ -9,8 +9,8 @@
 
 #include "../base/mutex.h"
 #include "../dispatch/trial.h"
-#include "../memory/audit.h"
 #include "../memory/driver.h"
+#include "../memory/observers/audit.h"
 #include "../memory/take_snapshot.h"
 #include "../ops/workspaces.h"
 #include "conversions.h"

@@ -6,7 +6,7 @@
 
 #include "../allocator/arena.h"
 #include "../base/mutex.h"
-#include "../memory/held_eviction.h"
+#include "../memory/held/held_eviction.h"
 #include "../memory/notify.h"
 #include "conversions.h"
 

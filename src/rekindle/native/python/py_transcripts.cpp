@@ -7,8 +7,8 @@
 
 #include "../base/mutex.h"
 #include "../memory/notify.h"
+#include "../memory/observers/transcript.h"
 #include "../memory/recording.h"
-#include "../memory/transcript.h"
 #include "conversions.h"
 
 namespace rekindle {
@@ -96,7 +96,8 @@ PyObject* begin_recording(PyObject* arguments) {
 // the events since its start. `places` has the number of entries before each operator of a step.
 // The last four have one item per operator call. `workspaces` has bytes, `backward` has 1 in a
 // backward pass, `over` has the storage that the result could be written over or -1, and `names`
-// has operators. All but `names` are arrays of 64-bit words, as bytes; see memory/transcript.h.
+// has operators. All but `names` are arrays of 64-bit words, as bytes; see
+// memory/observers/transcript.h.
 PyObject* recording(PyObject* arguments) {
     const auto [driver, number] = recording_in(arguments);
     Transcript copy;

@@ -25,7 +25,7 @@
 
 #include "../engine/follower.h"
 #include "../memory/driver.h"
-#include "../memory/transcript.h"
+#include "../memory/observers/transcript.h"
 #include "../ops/parsed_call.h"
 #include "sequence_matcher.h"
 

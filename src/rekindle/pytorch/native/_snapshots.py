@@ -24,7 +24,7 @@ from rekindle.pytorch.online import (
     line_in_words,
 )
 
-# Flags of a storage and kinds of owned memory, as in `native/memory/snapshot.h`.
+# Flags of a storage and kinds of owned memory, as in `native/memory/observers/snapshot.h`.
 _REPLAYABLE, _PINNED, _HELD, _REFERENCED, _CONSUMED, _PARAMETER, _COUNTED, _UNPACKED = (
     1 << bit for bit in range(8)
 )

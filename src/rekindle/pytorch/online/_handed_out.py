@@ -3,7 +3,7 @@
 Writes through NumPy arrays, DLPack capsules and storages bypass the dispatcher. Inside a budget
 this file replaces the functions that give such access, or write themselves. The replacements report
 the memory to the runtime first, so that values with recipes stay correct
-(`native/memory/external_memory.cpp`).
+(`native/memory/sources/sources.h`).
 
 `data_ptr()` is not replaced, because kernels use it far more often for reading than for writing.
 """

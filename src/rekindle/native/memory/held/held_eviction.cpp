@@ -1,0 +1,399 @@
+// Evicts user-held values like all other values; see the note in held_eviction.h.
+#include "held_eviction.h"
+
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+#include <iterator>
+#include <limits>
+#include <utility>
+
+#include "../../torch/backward.h"
+#include "../../torch/raised.h"
+#include "../observers/program.h"
+#include "../room/without_copies.h"
+
+namespace rekindle {
+
+// Results that are integers or single numbers are never evictable: they may be lengths or indices,
+// which composite functions read directly, before any of their operators runs.
+bool is_returnable(const c10::TensorImpl& tensor) {
+    const auto dtype = c10::typeMetaToScalarType(tensor.dtype());
+    return (c10::isFloatingType(dtype) || c10::isComplexType(dtype)) && tensor.dim() != 0;
+}
+
+// Values made by `empty` or `zeros` that no operator has written are never evicted while the
+// program holds them: other code may have written them unseen (R4, sources). `flags` is not 0 for
+// such values.
+bool may_return(const StorageRecord& record) noexcept {
+    return record.suits_held_eviction && record.replayable && record.listed && record.flags == 0;
+}
+
+// Results of dtype int32 or int64 are not evicted while the program holds them: they may be lengths
+// or indices. Composite functions (`tensor_split`, `pad_packed_sequence`) read these directly,
+// before any of their operators runs.
+bool HeldEviction::is_returnable(const c10::TensorImpl& tensor) {
+    const auto dtype = c10::typeMetaToScalarType(tensor.dtype());
+    return dtype != c10::ScalarType::Long && dtype != c10::ScalarType::Int;
+}
+
+// -- reading held values --------------------------------------------------------------------------
+
+void HeldEviction::bring(const StorageList& storages, Kept& kept, Locked& lock) {
+    if (!open) {
+        return;
+    }
+    const auto empty = [](const c10::StorageImpl* storage_impl) {
+        return is_placeholder(*storage_impl);
+    };
+    if (std::ranges::any_of(storages, empty)) {
+        about_to_let_go(lock);
+    }
+    frees_.process_pending_if_needed();
+    node_changes();
+    if (is_any_over()) {
+        about_to_let_go(lock);
+        pin_survivors();
+    }
+    // First lock the values that are in memory. Otherwise they might be evicted to make room for
+    // those that must be restored.
+    for (const bool missing : {false, true}) {
+        for (const c10::StorageImpl* storage_impl : storages) {
+            const auto* found = frees_.registry.find(*storage_impl);
+            if (found == nullptr || found->record == nullptr || !found->record->replayable ||
+                (!missing && !found->record->resident)) {
+                continue;
+            }
+            const Ref<Storage> storage(found->record);
+            const auto same = [&](const Ref<Storage>& each) { return each.get() == storage.get(); };
+            if (std::ranges::any_of(kept, same)) {
+                continue;
+            }
+            // the value may be in memory now, if the recomputation of another one restored it
+            if (!storage->resident) {
+                // Python's garbage collector may have freed storages meanwhile
+                frees_.process_pending();
+                room_.use(record_of(*storage));
+            }
+            frees_.engine.lock(*storage);
+            kept.push_back(storage);
+        }
+    }
+}
+
+void HeldEviction::done(Frees& frees, Kept& kept) {
+    while (!kept.empty()) {
+        const Ref<Storage> storage = std::move(kept.front());
+        // Remove the entry before unlocking, so that the storage is unlocked only once even if
+        // `perform` throws.
+        kept.erase(kept.begin());
+        frees.events.perform([&] { frees.engine.unlock(*storage); });
+    }
+}
+
+std::int64_t HeldEviction::begin_reading(const StorageList& storages, Locked& lock) {
+    Kept kept;
+    try {
+        or_without_copies(frees_, lock, [&] { attempt([&] { bring(storages, kept, lock); }); });
+    } catch (std::exception& error) {
+        after(error, [&] { done(frees_, kept); });
+        throw;
+    }
+    reads_[++numbers_] = std::move(kept);
+    return numbers_;
+}
+
+void HeldEviction::end_reading(std::int64_t number) {
+    const auto found = reads_.find(number);
+    if (found != reads_.end()) {
+        done(frees_, found->second);
+        reads_.erase(found);
+    }
+}
+
+PinnedOperands::PinnedOperands(
+    Frees& frees, HeldEviction& eviction, const StorageList& storages, Locked& lock
+)
+    : frees_(frees) {
+    try {
+        or_without_copies(frees, lock, [&] {
+            eviction.attempt([&] { eviction.bring(storages, kept_, lock); });
+        });
+    } catch (std::exception& error) {
+        after(error, [&] { HeldEviction::done(frees_, kept_); });
+        throw;
+    }
+}
+
+void PinnedOperands::end() {
+    HeldEviction::done(frees_, kept_);
+}
+
+PinnedOperands::~PinnedOperands() {
+    // Storages are still locked here only after an exception, which may have released the mutex.
+    if (!kept_.empty()) {
+        without_throwing([&] {
+            const auto lock = locked_if_not_mine();
+            HeldEviction::done(frees_, kept_);
+        });
+    }
+}
+
+// Record that an operator made or wrote the value of `record`. In a backward pass, a result made
+// with grad mode off is a gradient. Let gradients be evicted last, because recomputing one needs
+// inputs that the backward pass is about to free.
+void HeldEviction::made(StorageRecord& record) {
+    if (!open) {
+        return;
+    }
+    const bool without_grad = !c10::GradMode::is_enabled();
+    if (record.evictable_while_held || paused_ || !is_evictable_now(record)) {
+        return;
+    }
+    if (without_grad && exceeds_chain_limit(record)) {
+        room_.seal(record);
+    } else if (without_grad && in_backward_pass()) {
+        frees_.engine.set_evictable_last(record);
+        work_with(record);
+    } else {
+        frees_.engine.set_evictable_while_held(record, true);
+    }
+}
+
+void HeldEviction::pin_while_held(StorageRecord& record) {
+    if (open && record.evictable_while_held) {
+        node_changes();
+        frees_.engine.set_evictable_while_held(record, false);
+        const void* node = torch::autograd::get_current_node().get();
+        unpacked_.push_back({std::this_thread::get_id(), node, Ref<Storage>(&record)});
+        if (in_backward_pass()) {
+            work_with(record);
+        }
+    }
+}
+
+// Allow eviction of values that autograd unpacked in this thread for a backward node that has
+// finished.
+void HeldEviction::node_changes() {
+    if (unpacked_.empty()) {
+        return;
+    }
+    const void* node = torch::autograd::get_current_node().get();
+    const std::thread::id thread = std::this_thread::get_id();
+    // True if the node that unpacked `each` has finished: this thread runs another node now or, if
+    // the node ran in another thread, no thread runs a backward pass.
+    const auto is_over = [&](const Unpacked& each) {
+        return each.thread == thread ? each.node != node : !is_any_backward_pass();
+    };
+    std::vector<Unpacked> left;
+    std::ranges::copy_if(unpacked_, std::back_inserter(left), is_over);
+    std::erase_if(unpacked_, is_over);
+    for (const Unpacked& each : left) {
+        const StorageRecord& record = record_of(*each.storage);
+        if (!paused_ && is_evictable_now(record)) {
+            frees_.engine.set_evictable_while_held(*each.storage, true);
+        }
+    }
+}
+
+// Return true if `record` may be evicted: no backward node that autograd runs now has unpacked its
+// value.
+bool HeldEviction::is_evictable_now(const StorageRecord& record) const noexcept {
+    return may_return(record) && std::ranges::none_of(unpacked_, [&](const Unpacked& each) {
+               return each.storage.get() == &record;
+           });
+}
+
+void HeldEviction::work_with(StorageRecord& record) {
+    backward_working_set_.push_back({std::this_thread::get_id(), Ref<Storage>(&record)});
+}
+
+// Return true if the backward pass in which the value of `worked` was made or used has surely
+// finished. It ran in this thread, or in a thread of autograd. In the second case, it counts as
+// finished once no thread runs a backward pass.
+bool HeldEviction::is_over(const UsedInBackward& worked) {
+    return !in_backward_pass() &&
+           (worked.thread == std::this_thread::get_id() || !is_any_backward_pass());
+}
+
+bool HeldEviction::is_any_over() const {
+    return std::ranges::any_of(backward_working_set_, &HeldEviction::is_over);
+}
+
+// Pin values that survive a backward pass, such as gradients, and drop their recipes. A gradient,
+// or a state that the program carries to the next batch, would otherwise keep the inputs of every
+// batch so far in memory.
+void HeldEviction::pin_survivors() {
+    std::vector<UsedInBackward> worked;
+    std::ranges::copy_if(backward_working_set_, std::back_inserter(worked), &HeldEviction::is_over);
+    std::erase_if(backward_working_set_, &HeldEviction::is_over);
+    std::vector<Ref<Storage>> left;
+    for (const UsedInBackward& each : worked) {
+        const Ref<Storage>& storage = each.storage;
+        frees_.process_pending();
+        if (storage->held && storage->listed && storage->replayable) {
+            if (!storage->resident) {
+                room_.use(record_of(*storage));
+            }
+            frees_.engine.set_evictable_while_held(*storage, false);
+            left.push_back(storage);
+        }
+    }
+    frees_.engine.clear_reserve();
+    for (const UsedInBackward& each :
+         backward_working_set_) {  // keep the entries of backward passes that still run
+        if (each.storage->evictable_while_held && each.storage->listed) {
+            frees_.engine.set_evictable_last(*each.storage);
+        }
+    }
+    for (const Ref<Storage>& each : left) {
+        const bool may = each->listed && each->replayable && may_forget(record_of(*each));
+        if (may &&
+            !frees_.registry.observers.recorded) {  // a trace has no event for a dropped recipe
+            room_.seal(record_of(*each));
+        }
+    }
+    frees_.process_pending();
+}
+
+// -- when held values stay ------------------------------------------------------------------------
+
+void HeldEviction::about_to_let_go(Locked& lock) {
+    bool known = false;
+    {
+        const Unlocked others(lock);
+        known = all_threads_are_known(frees_.registry.observers);
+    }
+    frees_.registry.drain();
+    if (open) {
+        pause(!known || in_progress_.reading_anything != 0);
+    }
+}
+
+// If `pause`, exclude all user-held values from eviction, because a thread that the runtime does
+// not know may read any of them. Otherwise allow their eviction again.
+void HeldEviction::pause(bool pause) {
+    if (pause == std::exchange(paused_, pause)) {
+        return;
+    }
+    for (Storage* each = frees_.engine.first_storage(); each != nullptr; each = each->next) {
+        const StorageRecord& record = record_of(*each);
+        if (pause ? record.evictable_while_held : is_evictable_now(record)) {
+            frees_.engine.set_evictable_while_held(*each, !pause);
+        }
+    }
+}
+
+// Return true if the chain of recipes from the nearest value without a recipe to `record` is too
+// long. With grad mode off nothing else ends such a chain: there is no autograd graph and no
+// optimizer step.
+bool HeldEviction::exceeds_chain_limit(StorageRecord& record) const {
+    constexpr int most = std::numeric_limits<std::uint16_t>::max();
+    int chain = 0;
+    each_parent(record, [&](Storage& parent) {
+        if (parent.replayable) {  // a value without a recipe is where the chain of recipes starts
+            chain = std::max<int>(chain, record_of(parent).chain);
+        }
+    });
+    record.chain = static_cast<std::uint16_t>(std::min(chain + 1, most));
+    return chain + 1 > std::min<int>(history_.longest_chain, most - 1);
+}
+
+bool HeldEviction::release_dead_sources() {
+    if (frees_.registry.observers.recorded) {  // a trace has no event for a dropped recipe
+        return false;
+    }
+    const Bytes before = frees_.engine.memory;
+    for (const Ref<Storage>& source : dead_sources()) {
+        if (!source->listed) {
+            continue;
+        }
+        try {
+            sources_.forget(record_of(*source));
+        } catch (const OutOfBudgetError&) {
+            continue;
+        }
+        frees_.disown(record_of(*source));
+    }
+    frees_.process_pending();
+    return frees_.engine.memory < before;
+}
+
+// Return the sources (values without a recipe) that the program has freed and that recipes of other
+// values still need.
+std::vector<Ref<Storage>> HeldEviction::dead_sources() {
+    std::vector<Ref<Storage>> found;
+    for (Storage* each = frees_.engine.first_storage(); each != nullptr; each = each->next) {
+        const bool source = each->consumed() && each->resident && !each->replayable;
+        if (source && each->references == 0 && !record_of(*each).is_held()) {
+            found.emplace_back(each);
+        }
+    }
+    return found;
+}
+
+// With grad mode off, release values without a recipe that the program has freed, once they take a
+// quarter of the budget. Only recipes of other values need them. These other values are restored
+// first, because later there would be no room for that.
+void HeldEviction::look_at_sources(Locked& lock) {
+    const Engine& engine = frees_.engine;
+    if (!open || c10::GradMode::is_enabled() || in_backward_pass() || --until_look_ > 0) {
+        return;
+    }
+    until_look_ = OPERATORS_BETWEEN_LOOKS;
+    if (engine.memory <= engine.budget / 2) {
+        return;
+    }
+    Bytes nbytes = 0;
+    for (const Ref<Storage>& source : dead_sources()) {
+        nbytes += source->nbytes;
+    }
+    if (nbytes > engine.budget / 4) {
+        about_to_let_go(lock);
+        release_dead_sources();
+    }
+}
+
+// -- the end of the budget ------------------------------------------------------------------------
+
+void HeldEviction::close() {
+    open = false;
+    unpacked_.clear();
+    backward_working_set_.clear();
+    for (Storage* each = frees_.engine.first_storage(); each != nullptr; each = each->next) {
+        if (each->evictable_while_held) {
+            frees_.engine.set_evictable_while_held(*each, false);
+        }
+    }
+    frees_.engine.clear_reserve();
+}
+
+// Drop the recipes of values made with grad mode off, and keep these values in memory, because the
+// budget has ended.
+void HeldEviction::forget_recipes() {
+    Engine& engine = frees_.engine;
+    std::vector<Ref<Storage>> all;
+    all.reserve(engine.n_storages());
+    for (Storage* each = engine.first_storage(); each != nullptr; each = each->next) {
+        all.emplace_back(each);
+    }
+    for (const Ref<Storage>& each : all) {
+        bool plain = false;
+        each_maker(*each, [&](Call& call) {
+            plain = plain || (recipe_of(call).signature && !recipe_of(call).grad_mode);
+        });
+        if (plain && each->listed && each->held && may_forget(record_of(*each))) {
+            room_.seal(record_of(*each));
+        }
+    }
+    for (const Ref<Storage>& each : all) {
+        if (each->listed && each->dead() && each->resident && each->replayable) {
+            engine.lock(*each);
+            frees_.events.perform([&] { engine.unlock(*each); });
+        }
+    }
+}
+
+}  // namespace rekindle

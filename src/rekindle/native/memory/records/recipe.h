@@ -1,0 +1,120 @@
+// Recipes: the operator calls by which values were computed, and how to repeat them without side
+// effects.
+//
+// A `Recipe` (R2, recipes) is the torch side of an engine's `Call`. `run_again` repeats (replays)
+// the call. It draws the same random numbers (R5, randomness), and writes no memory that other code
+// can see (R3, in-place writes; R6, hidden writes).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/AutogradState.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/FunctionRef.h>
+#include <c10/util/SmallVector.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "../../engine/graph.h"
+#include "../../ops/errors.h"
+#include "../../ops/signature.h"
+#include "../../torch/rng_history.h"
+#include "../../torch/storage_ptr.h"
+
+namespace rekindle {
+
+// The recipe of the outputs of one operator call: the operator and its arguments. The inputs of the
+// engine's `Call` are the tensor arguments in order (but see `first_is_last`), without those that a
+// recomputation leaves out.
+struct Recipe final : Call {
+    Recipe(Graph& graph, OpId number, Nanoseconds price, bool can_run_again, const Facts* what)
+        : Call(graph, number, price, can_run_again), facts(what) {}
+
+    // Grad mode was on at the call. It is the first member because it fits into the tail padding of
+    // `Call`.
+    bool grad_mode = true;
+    const Facts* facts;  // operator; null if the call stands for no operator of the program
+    c10::intrusive_ptr<Signature> signature;
+
+    // Parts of a recipe that few operators need.
+    struct Aside final {
+        RngCheckpoints random;
+        std::vector<c10::IValue> unkeyed_args;
+        // Positions of the tensor arguments that the operator writes.
+        c10::SmallVector<std::uint32_t, 2> written;
+        // The tensors in `written` are running statistics. A recomputation does not update them, so
+        // that each call of the program updates them once (R6, hidden writes).
+        bool statistics = false;
+        // The first argument is the last input of the engine's `Call`, so that it is recomputed
+        // last: `empty` made it, and its memory would be idle while the others are recomputed.
+        bool first_is_last = false;
+        // Bytes that the operator uses internally while it runs.
+        Bytes workspace = 0;
+    };
+
+    std::unique_ptr<Aside> aside;
+
+    std::span<const std::unique_ptr<RngCheckpoint>> random() const noexcept {
+        return aside ? std::span<const std::unique_ptr<RngCheckpoint>>(aside->random)
+                     : std::span<const std::unique_ptr<RngCheckpoint>>();
+    }
+
+    std::span<const c10::IValue> unkeyed_args() const noexcept {
+        return aside ? std::span<const c10::IValue>(aside->unkeyed_args)
+                     : std::span<const c10::IValue>();
+    }
+
+    std::span<const std::uint32_t> written() const noexcept {
+        return aside ? std::span<const std::uint32_t>(aside->written)
+                     : std::span<const std::uint32_t>();
+    }
+
+    bool statistics() const noexcept { return aside && aside->statistics; }
+
+    // Return the value of tensor argument `index`. Arguments that a recomputation leaves out do not
+    // count.
+    const Value& argument(std::size_t index) const noexcept {
+        const bool shifted = aside && aside->first_is_last;
+        return *inputs()[shifted ? (index + n_inputs - 1) % n_inputs : index].value;
+    }
+
+    const char* name() const noexcept { return facts == nullptr ? "source" : facts->name.c_str(); }
+};
+
+inline Recipe& recipe_of(Call& call) noexcept {
+    return static_cast<Recipe&>(call);
+}
+
+// Return PyTorch's global flags with which a call of `signature` is repeated: those of the first
+// call. The default dtype is the present one if no result depends on it, so that it need not be
+// set.
+std::int64_t flags_of(const Signature& signature);
+// Call the operator of `signature` again. `tensors` are its tensor arguments. The operator draws
+// from private generators that begin in the states `random`, those at the first call. PyTorch's
+// global flags are set as at the first call, and for an operator that is not PyTorch's own the
+// state of the thread (`ThreadState`). `calling` receives the kernel and runs it.
+torch::jit::Stack call_again(
+    const Signature& signature,
+    std::span<at::Tensor> tensors,
+    std::span<const c10::IValue> unkeyed_args,
+    std::span<const std::unique_ptr<RngCheckpoint>> random,
+    bool grad_mode,
+    c10::function_ref<void(c10::function_ref<void()>)> calling
+);
+
+// `Kernel` runs the kernel of a recomputation. `Calling` is the type of the caller's function that
+// runs the kernel, given the storages of its operands.
+using Kernel = c10::function_ref<void()>;
+using Calling = c10::function_ref<void(std::span<const StoragePtr>, Kernel)>;
+// Run the operator call of `recipe` again. With `in_place` the kernel writes into the inputs that
+// it overwrote on the first run, otherwise into copies of them. `calling` runs the kernel, given
+// its operands.
+//
+// Return the storages of the outputs, in the order of the results.
+c10::SmallVector<StoragePtr, 2> run_again(const Recipe& recipe, bool in_place, Calling calling);
+
+}  // namespace rekindle

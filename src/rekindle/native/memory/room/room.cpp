@@ -1,0 +1,190 @@
+#include "room.h"
+
+#include <vector>
+
+#include "../../torch/backward.h"
+
+namespace rekindle {
+
+bool may_forget(StorageRecord& record) {
+    bool may = true;
+    each_maker(record, [&](Call& call) {
+        for (const Value* value : call.outputs()) {
+            const Storage& made = *value->storage;
+            may = may && (made.resident || (made.dead() && !made.consumed()));
+        }
+    });
+    return may;
+}
+
+void Room::make_room(Bytes needed, const char* who) {
+    assert_locked();
+    needed += kept_back(needed);
+    observers_.lost.add([&] {
+        if (events_.swapper == nullptr) {
+            evict_for(needed, who);
+        } else {
+            make_room_and_wait(needed, who);
+        }
+    });
+}
+
+// Evict values until `needed` bytes fit. If that fails, find storages that the program freed,
+// restore the original budget, and release sources (values without a recipe) that only recipes
+// need. Then try once more.
+void Room::evict_for(Bytes needed, const char* who) {
+    frees_.poll();
+    try {
+        events_.perform([&] { engine_.make_room(needed); }, who);
+    } catch (const OutOfBudgetError&) {
+        const Bytes before = engine_.memory;
+        frees_.look_at_all();
+        const bool less = backoff.as_given(engine_.budget);
+        if (!release_recompute_sources() && engine_.memory >= before && !less) {
+            throw;
+        }
+        events_.perform([&] { engine_.make_room(needed); }, who);
+    }
+}
+
+// Evict values until `needed` bytes fit, and wait until the swap-outs have really freed the memory.
+void Room::make_room_and_wait(Bytes needed, const char* who) {
+    evict_for(needed, who);
+    while (!events_.swapper->has_room(needed + engine_.in_flight)) {
+        // A swap-out failed, so its value stayed in memory. Evict other values.
+        evict_for(needed, who);
+    }
+}
+
+void Room::clear(Bytes wanted) {
+    assert_locked();
+    const Bytes most = engine_.budget - engine_.in_flight - wanted;
+    if (engine_.memory <= most) {
+        return;
+    }
+    observers_.lost.add([&] {
+        frees_.poll();
+        events_.perform([&] { engine_.shrink(most); });
+        if (engine_.memory > most && release_recompute_sources()) {
+            events_.perform([&] { engine_.shrink(most); });
+        }
+        if (events_.swapper) {
+            events_.swapper->wait_for(wanted + engine_.in_flight);
+        }
+    });
+}
+
+void Room::evict_all() {
+    frees_.poll();
+    events_.perform([&] { engine_.shrink(0); });
+}
+
+bool Room::release_recompute_sources() {
+    if (observers_.recorded) {
+        return false;
+    }
+    const Bytes before = engine_.memory;
+    std::vector<Ref<Storage>> found;
+    for (Storage* each = engine_.first_storage(); each != nullptr; each = each->next) {
+        const bool source = each->consumed() && each->resident && !each->replayable;
+        if (source && each->references == 0 && !record_of(*each).is_held()) {
+            engine_.graph.ends(*each, found);
+        }
+    }
+    for (const Ref<Storage>& each : found) {
+        StorageRecord& record = record_of(*each);
+        if (record.listed && record.replayable && may_forget(record)) {
+            seal(record);
+        }
+    }
+    frees_.let_go_of_idle();
+    frees_.process_pending();
+    return engine_.memory < before;
+}
+
+void Room::use(StorageRecord& record) {
+    const Ref<Storage> kept(&record);
+    events_.finish_swap_in(record);
+    const auto asked_for = [&] {
+        bring([&] {
+            if (record.listed) {  // false if the program freed the storage meanwhile
+                engine_.use(record.root);
+            }
+        });
+    };
+    if (record.resident) {
+        asked_for();
+    } else {
+        observers_.lost.add([&] {
+            frees_.poll();
+            if (observers_.steps != nullptr) {
+                observers_.steps->about_to_access(record);
+                events_.finish_swap_in(record);
+            }
+            asked_for();
+        });
+    }
+    if (record.listed) {
+        registry_.held_list.add(record);
+        // During CUDA graph capture it is impossible to wait for a copy to the host, so wait now.
+        events_.finish_swap_out(record);
+    }
+}
+
+void Room::pin(StorageRecord& record) {
+    const Ref<Storage> kept(&record);
+    events_.finish_swap_in(record);
+    const auto pinned = [&] { bring([&] { engine_.pin(record.root); }); };
+    if (record.resident) {
+        pinned();
+    } else {
+        observers_.lost.add([&] {
+            frees_.poll();
+            pinned();
+        });
+    }
+    if (record.consumed()) {
+        record.own();
+    }
+    registry_.held_list.remove(record);
+}
+
+void Room::seal(StorageRecord& record) {
+    events_.perform([&] { engine_.seal(record); });
+}
+
+void Room::bring_back(const c10::StorageImpl& storage_impl) {
+    const AddressEntry* found = registry_.find(storage_impl);
+    if (found != nullptr && found->record != nullptr && found->record->placeholder) {
+        use(*found->record);
+    }
+}
+
+void Room::swap_ahead() {
+    const bool may = events_.swapper->ahead && engine_.budget != UNLIMITED && !stepping;
+    if (!may || device_.is_capturing()) {
+        return;
+    }
+    const bool full = engine_.memory > engine_.budget / 2;
+    if (full && !engine_.is_planned() && engine_.host->link.idle_out(engine_.clock)) {
+        // find values that the program no longer holds, because only those may be copied ahead of
+        // time
+        frees_.poll();
+    }
+    const auto copy = [&] {
+        if (!in_backward_pass()) {
+            engine_.ahead();
+        } else if (engine_.host->link.waiting_out(0, engine_.clock) == 0) {
+            engine_.prefetch(engine_.budget - engine_.memory - engine_.in_flight);
+        }
+    };
+    try {
+        events_.perform(copy);
+    } catch (const std::exception& error) {
+        if (!is_device_oom(error)) {
+            throw;
+        }  // a value that does not fit is swapped in later, when the program needs it
+    }
+}
+
+}  // namespace rekindle

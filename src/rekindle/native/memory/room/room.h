@@ -1,0 +1,215 @@
+// Makes room in memory: evicts values before memory is needed, and restores evicted ones.
+#pragma once
+
+#include <algorithm>
+#include <exception>
+#include <string>
+#include <utility>
+
+#include "../../engine/engine.h"
+#include "../../engine/frame.h"
+#include "../../ops/errors.h"
+#include "../../torch/device.h"
+#include "../registry/registry.h"
+#include "budget_backoff.h"
+#include "events.h"
+#include "frees.h"
+#include "reserved.h"
+
+namespace rekindle {
+
+// Return true if the recipe of `record` may be dropped: every other output of the same calls is in
+// memory, or nothing can use it again.
+bool may_forget(StorageRecord& record);
+
+// Room within one budget. The caller holds the session mutex.
+class Room final {
+public:
+    // `own_policy`: a policy written in Python, or null.
+    Room(Frees& frees, PythonChooser* own_policy)
+        : reserved(frees, own_policy),
+          engine_(frees.engine),
+          registry_(frees.registry),
+          observers_(frees.registry.observers),
+          device_(frees.registry.device),
+          events_(frees.events),
+          frees_(frees) {}
+
+    Room(const Room&) = delete;
+    Room& operator=(const Room&) = delete;
+    Room(Room&&) = delete;
+    Room& operator=(Room&&) = delete;
+    ~Room() = default;
+
+    BudgetBackoff backoff;
+    Reserved reserved;
+    bool stepping = false;  // an optimizer step is running
+
+    // Return true if each operator makes room for its own workspace, and may raise `OutOfBudget`.
+    // During an optimizer step that cannot be undone, operators do not: room for the whole step is
+    // made when the step begins.
+    bool reserves_for_operators() const noexcept { return !stepping || observers_.due.tell_ranges; }
+
+    // For tests: raise `OutOfBudget` if this is the operator that a test has chosen to fail. `who`:
+    // name of the operator.
+    void refuse_for_tests(const char* who) {
+        if (reserves_for_operators() && events_.tests.refuses()) {
+            throw OutOfBudgetError{1, engine_.memory, engine_.budget, who};
+        }
+    }
+
+    // -- eviction -------------------------------------------------------------------------------
+
+    // Return the bytes to leave free on a device for an allocation of `needed` bytes. The result is
+    // 0 for small allocations: an error in one could interrupt code that cannot recover, such as
+    // `capture_begin` while it sets a generator's state.
+    Bytes kept_back(Bytes needed) const noexcept {
+        constexpr Bytes small = Bytes{4} << 10;
+        constexpr Bytes most = Bytes{64} << 10;
+        if (!device_.queues() || !device_.keeps_back || needed <= small) [[likely]] {
+            return 0;
+        }
+        return std::min(most, engine_.budget >> 10);
+    }
+
+    // Evict values until `needed` bytes fit. Throw `OutOfBudgetError`, which names the operator
+    // `who`, if that is impossible.
+    void make_room(Bytes needed, const char* who);
+    // Evict values until `wanted` more bytes fit, or until no candidate for eviction is left.
+    void clear(Bytes wanted);
+    // Evict every value that may be evicted.
+    void evict_all();
+    // Release sources (values without a recipe) that are kept only for recomputations of values
+    // that are in memory. Return true if memory was freed.
+    bool release_recompute_sources();
+    // Called after each operator. In a forward pass, start to copy values to the host that will
+    // probably be evicted next. In a backward pass, start to swap in the values that it reads next,
+    // once no swap-out is queued.
+    void swap_ahead();
+    // Recover from the device OOM `out`, which happened although the budget had room. Evict more
+    // and more, and run `attempt` again after each stage: neighbors in memory, `needed` bytes, four
+    // times as much, everything. The next operator would fail like this one, so the budget is
+    // lowered to the bytes that did fit.
+    template <class F>
+    void rescue(Bytes needed, const std::exception& out, F&& attempt);
+
+    // -- values ---------------------------------------------------------------------------------
+
+    // Run `events` like `Events::perform`, where `events` may recompute values. If the program
+    // freed an input of a recomputation meanwhile, run `events` again. If the budget was lowered
+    // after a device OOM and is too small, raise it again.
+    template <class F>
+    void bring(F&& events);
+    // Put the value of `record` into memory for the program, recomputing the value if it was
+    // evicted.
+    void use(StorageRecord& record);
+    // Put the value of `record` into memory, recomputing the value if it was evicted, and never
+    // evict it again.
+    void pin(StorageRecord& record);
+    // Remove the recipe of `record`, whose value is in memory. From then on the value is never
+    // evicted, because it cannot be recomputed.
+    void seal(StorageRecord& record);
+    // If the value of `storage_impl` was evicted, so that the storage is an empty placeholder,
+    // restore the contents.
+    void bring_back(const c10::StorageImpl& storage_impl);
+
+private:
+    template <class F>
+    void bring_within(F&& events);
+    template <class F>
+    void bring_once_more(F&& events);
+    void evict_for(Bytes needed, const char* who);
+    void make_room_and_wait(Bytes needed, const char* who);
+
+    Engine& engine_;
+    Registry& registry_;
+    Observers& observers_;
+    Device& device_;
+    Events& events_;
+    Frees& frees_;
+};
+
+template <class F>
+void Room::rescue(Bytes needed, const std::exception& out, F&& attempt) {
+    const Bytes at_first = engine_.memory;
+    const bool known = reserved.limited();
+    reserved.turned_out(device_.most_reserved());
+    std::string said = message_of(out);
+    bool lowers = known || !device_.finds_places;
+    const auto fits = [&] {
+        events_.wait_for_copies();
+        const Bytes now = engine_.memory + engine_.in_flight + needed;
+        try {
+            attempt();
+            backoff.fitted(
+                lowers ? std::max(now, at_first / 2 + needed) : UNLIMITED, engine_.budget
+            );
+            return true;
+        } catch (const std::exception& error) {
+            if (!is_device_oom(error)) {
+                throw;
+            }
+            said = message_of(error);
+            return false;
+        }
+    };
+    const Bytes asked = asked_for(said);
+    const Bytes piece = asked == 0 || (needed > 0 && needed < asked) ? needed : asked;
+    if (reserved.evict_neighbors(piece) && fits()) {
+        return;
+    }
+    lowers = true;
+    const Bytes before = engine_.memory;
+    const Bytes step = backoff.step(needed, before);
+    for (const Bytes most : {before - step, before - 4 * step, Bytes{-1}}) {
+        frees_.outside.ask_allocator();
+        frees_.poll_held();
+        events_.perform([&] { engine_.shrink(most); });
+        device_.empty_cache();
+        if (fits()) {
+            return;
+        }
+    }
+    throw DeviceOutOfMemoryError(said);
+}
+
+// The loop ends: each retry is caused by a value that the program freed meanwhile, and the program
+// frees each value once.
+template <class F>
+void Room::bring_once_more(F&& events) {
+    for (std::size_t left = engine_.n_storages();; --left) {
+        frees_.look_at_all();
+        try {
+            events_.perform(events);
+            return;
+        } catch (const MissingInputError&) {
+            if (left == 0) {
+                throw;
+            }
+        }
+    }
+}
+
+template <class F>
+void Room::bring_within(F&& events) {
+    try {
+        events_.perform(events);
+    } catch (const MissingInputError&) {
+        bring_once_more(events);
+    }
+}
+
+template <class F>
+void Room::bring(F&& events) {
+    try {
+        bring_within(events);
+    } catch (const OutOfBudgetError&) {
+        if (!backoff.as_given(engine_.budget)) {
+            throw;
+        }
+        const BudgetBackoff::ScopedNoBackoff insisting(backoff);
+        bring_within(events);
+    }
+}
+
+}  // namespace rekindle
