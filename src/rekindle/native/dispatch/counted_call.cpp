@@ -19,18 +19,19 @@
 
 namespace rekindle {
 
-bool count_argument(Driver& driver, Locked& lock, const c10::TensorImpl& tensor, bool written) {
+bool count_argument(Session& session, Locked& lock, const c10::TensorImpl& tensor, bool written) {
     const AddressEntry* found =
-        driver.registry.find(*tensor.unsafe_storage().unsafeGetStorageImpl());
+        session.registry.find(*tensor.unsafe_storage().unsafeGetStorageImpl());
     StorageRecord* record =
-        found == nullptr ? find_or_register(driver, lock, tensor) : found->record;
+        found == nullptr ? find_or_register(session, lock, tensor) : found->record;
     if (record == nullptr) [[likely]] {
         return true;
     }
     if (record->flags != 0 || (written && (record->replayable || record->consumed()))) {
         return false;
     }
-    if (written && record->special.is_external() && driver.sources.overlaps(*record)) [[unlikely]] {
+    if (written && record->special.is_external() && session.sources.overlaps(*record))
+        [[unlikely]] {
         return false;
     }
     if (written) {
@@ -39,10 +40,10 @@ bool count_argument(Driver& driver, Locked& lock, const c10::TensorImpl& tensor,
     return true;
 }
 
-Bytes count_results(Driver& driver, const Facts& facts, std::span<const c10::IValue> results) {
+Bytes count_results(Session& session, const Facts& facts, std::span<const c10::IValue> results) {
     Bytes made = 0;
     each_memory(results, [&](std::uint32_t, const at::Tensor& tensor, bool) {
-        made += driver.registry.count(*tensor.storage().unsafeGetStorageImpl(), &facts);
+        made += session.registry.count(*tensor.storage().unsafeGetStorageImpl(), &facts);
     });
     return made;
 }
@@ -51,14 +52,14 @@ namespace {
 
 // Count the memory of all arguments of the call. Return false if the operator needs a record of one
 // of them, or if one has no memory of its own.
-bool count_arguments(Driver& driver, Locked& lock, const Facts& facts, OperatorCall& call) {
+bool count_arguments(Session& session, Locked& lock, const Facts& facts, OperatorCall& call) {
     bool all = true;
     bool first = facts.writes;
     const auto count = [&](const at::Tensor& tensor) {
         const bool written = std::exchange(first, false);
         if (tensor.defined()) {
             const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-            all = all && has_memory(impl) && count_argument(driver, lock, impl, written);
+            all = all && has_memory(impl) && count_argument(session, lock, impl, written);
         }
     };
     if (call.is_boxed()) {
@@ -78,25 +79,25 @@ bool count_arguments(Driver& driver, Locked& lock, const Facts& facts, OperatorC
 
 }  // namespace
 
-bool run_counted(Driver& driver, const Facts& facts, OperatorCall& call, Locked& lock) {
-    driver.frees.process_pending_if_needed();
-    if (!facts.simple || !count_arguments(driver, lock, facts, call)) {
+bool run_counted(Session& session, const Facts& facts, OperatorCall& call, Locked& lock) {
+    session.frees.process_pending_if_needed();
+    if (!facts.simple || !count_arguments(session, lock, facts, call)) {
         return false;
     }
-    if (driver.uses_arena) {
-        the_arena().note_counted(driver.engine.memory);
+    if (session.uses_arena) {
+        the_arena().note_counted(session.engine.memory);
     }
-    ++driver.in_progress.started;
+    ++session.in_progress.started;
     // Measuring each call would take longer than many calls do.
-    const bool measured = driver.events.only_counting.samples();
+    const bool measured = session.events.only_counting.samples();
     Nanoseconds cost = 0;
     {
-        const Running running(driver, 0, true);
+        const Running running(session, 0, true);
         // An operator that has written something cannot run again.
         const Bytes most =
             facts.writes ? UNLIMITED
                          : std::max<Bytes>(
-                               0, OnlyCounting::most(driver.engine.budget) - driver.engine.memory
+                               0, OnlyCounting::most(session.engine.budget) - session.engine.memory
                            );
         const Unlocked others(lock);
         const c10::impl::ExcludeDispatchKeyGuard guard(KEY);
@@ -118,14 +119,15 @@ bool run_counted(Driver& driver, const Facts& facts, OperatorCall& call, Locked&
                 call.put_back({arguments.data(), arguments.size()});
             }
             const std::scoped_lock again(lock);
-            driver.events.only_counting.end();
+            session.events.only_counting.end();
             return false;
         }
         cost = measured ? (now_ns() - began) * OnlyCounting::SAMPLED : 0;
     }
-    driver.registry.drain();
-    const Bytes made = facts.writes ? 0 : count_results(driver, facts, call.results(facts.returns));
-    driver.storages.count(cost, made, 0);
+    session.registry.drain();
+    const Bytes made =
+        facts.writes ? 0 : count_results(session, facts, call.results(facts.returns));
+    session.storages.count(cost, made, 0);
     return true;
 }
 

@@ -59,20 +59,20 @@ Effects* Effects::current() noexcept {
     return of_this_thread();
 }
 
-Effects::Effects(Driver& driver, std::span<const StoragePtr> inputs) : driver_(driver) {
+Effects::Effects(Session& session, std::span<const StoragePtr> inputs) : session_(session) {
     for (const StoragePtr& storage_impl : inputs) {
         const auto same = [&](const auto& other) {
             return other.first.get() == storage_impl.get();
         };
         if (std::ranges::none_of(checksums_, same)) {
-            checksums_.emplace_back(storage_impl, checksum_of(storage_impl, driver.device));
+            checksums_.emplace_back(storage_impl, checksum_of(storage_impl, session.device));
         }
     }
-    ++driver_.in_progress.observed;
+    ++session_.in_progress.observed;
 }
 
 Effects::~Effects() {
-    --driver_.in_progress.observed;
+    --session_.in_progress.observed;
 }
 
 void Effects::expect(const Facts& facts, std::span<const c10::IValue> arguments) {
@@ -99,7 +99,7 @@ void Effects::run(const Facts& facts, OperatorCall& call, Locked& lock) {
     // The body may read a tensor that was evicted while a variable of the program holds it.
     each_tensor(last_values(stack, facts.arguments), [&](std::uint32_t, const at::Tensor& each) {
         if (each.defined()) {
-            bring_back(driver_, lock, *each.unsafeGetTensorImpl());
+            bring_back(session_, lock, *each.unsafeGetTensorImpl());
         }
     });
     std::vector<const c10::StorageImpl*> read;
@@ -159,7 +159,7 @@ bool Effects::is_given(const c10::TensorImpl& tensor) const {
     }
     const c10::StorageImpl* storage_impl = tensor.unsafe_storage().unsafeGetStorageImpl();
     return made_.contains(storage_impl) || (given_ && given_->contains(storage_impl)) ||
-           (tensor.dim() == 0 && driver_.registry.find(*storage_impl) == nullptr);
+           (tensor.dim() == 0 && session_.registry.find(*storage_impl) == nullptr);
 }
 
 // Handle a write to `tensor` by an operator inside the observed kernel. If the kernel did not make
@@ -174,19 +174,19 @@ void Effects::about_to_write(const c10::TensorImpl& tensor, const std::string& n
     }
     found_ = "it writes to memory that it did not allocate (" + name + ")";
     has_written_ = true;
-    driver_.frees.process_pending();
-    const AddressEntry* there = driver_.registry.find(storage_impl);
+    session_.frees.process_pending();
+    const AddressEntry* there = session_.registry.find(storage_impl);
     StorageRecord* record = there == nullptr ? nullptr : there->record;
     if (record == nullptr) {
         return;
     }
     const Ref<Storage> kept(record);
     if (record->replayable) {
-        driver_.storages.record_external_write(*record).version.expected = -1;
+        session_.storages.record_external_write(*record).version.expected = -1;
         return;
     }
     if (record->consumed()) {
-        driver_.sources.forget(*record);
+        session_.sources.forget(*record);
     }
     record->version.expected = -1;
 }
@@ -195,14 +195,14 @@ void Effects::about_to_write(const c10::TensorImpl& tensor, const std::string& n
 // recompute the values that need the old contents. So recomputing one of them raises.
 void Effects::has_changed(const StoragePtr& storage_impl) {
     has_changed_ = true;
-    driver_.frees.process_pending();
-    const AddressEntry* there = driver_.registry.find(*storage_impl);
+    session_.frees.process_pending();
+    const AddressEntry* there = session_.registry.find(*storage_impl);
     if (there == nullptr || there->record == nullptr) {
         return;
     }
     const Ref<Storage> kept(there->record);
     if (there->record->replayable) {
-        driver_.storages.record_external_write(*there->record).version.expected = -1;
+        session_.storages.record_external_write(*there->record).version.expected = -1;
     } else if (there->record->consumed()) {
         there->record->version.expected = there->record->version.now() + 1;
     }
@@ -216,7 +216,7 @@ void Effects::report_to(Probation& probation) const {
 
 std::string Effects::found() {
     for (auto& [storage_impl, checksum] : checksums_) {
-        if (const std::uint64_t now = checksum_of(storage_impl, driver_.device); now != checksum) {
+        if (const std::uint64_t now = checksum_of(storage_impl, session_.device); now != checksum) {
             checksum = now;
             if (!has_written_) {
                 has_changed(storage_impl);

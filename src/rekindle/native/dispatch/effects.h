@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "../base/mutex.h"
-#include "../memory/driver.h"
+#include "../memory/session.h"
 #include "../ops/operator_call.h"
 #include "../torch/thread_state.h"
 
@@ -30,7 +30,7 @@ class Effects final {
 public:
     // inputs: storages that the operator reads and must not write. Comparing their checksums shows
     // writes by kernels that call no operator. If empty, only inner operators are observed.
-    Effects(Driver& driver, std::span<const StoragePtr> inputs);
+    Effects(Session& session, std::span<const StoragePtr> inputs);
     Effects(const Effects&) = delete;
     Effects& operator=(const Effects&) = delete;
     Effects(Effects&&) = delete;
@@ -91,7 +91,7 @@ private:
     bool is_given(const c10::TensorImpl& tensor) const;
     void has_changed(const StoragePtr& storage_impl);
 
-    Driver& driver_;
+    Session& session_;
     // Checksums of the operator's inputs before the kernel ran.
     std::vector<std::pair<StoragePtr, std::uint64_t>> checksums_;
     // Storages made inside the observed kernel. Some may be freed already.

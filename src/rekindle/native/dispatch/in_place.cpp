@@ -204,9 +204,9 @@ bool is_only_owner(const at::Tensor& gradient, const StorageRecord* record) {
 // Return true if nothing but `gradient`, which must have exactly `references` references, owns its
 // storage, so that the operator may write over it. The fence orders the reads of earlier owners,
 // who have released their references, before this write.
-bool is_only_used_here(Driver& driver, const at::Tensor& gradient, std::size_t references) {
+bool is_only_used_here(Session& session, const at::Tensor& gradient, std::size_t references) {
     c10::StorageImpl& storage_impl = *gradient.storage().unsafeGetStorageImpl();
-    const AddressEntry* entry = driver.registry.find(storage_impl);
+    const AddressEntry* entry = session.registry.find(storage_impl);
     if (entry == nullptr || is_placeholder(storage_impl) || !storage_impl.resizable() ||
         storage_impl.pyobj_slot()->load_pyobj() != nullptr ||
         c10::impl::cow::is_cow_data_ptr(storage_impl._mutable_data_ptr_no_checks())) {
@@ -221,7 +221,7 @@ bool is_only_used_here(Driver& driver, const at::Tensor& gradient, std::size_t r
     }
     const auto autograds =
         static_cast<std::int64_t>(REFERENCES + gradient.use_count() - references);
-    driver.taking_over.fewest = std::min(driver.taking_over.fewest, autograds);
+    session.taking_over.fewest = std::min(session.taking_over.fewest, autograds);
     if (!has_only(gradient, references, record)) {
         return false;
     }
@@ -231,9 +231,9 @@ bool is_only_used_here(Driver& driver, const at::Tensor& gradient, std::size_t r
 
 // Return true if nothing outside this backward pass, which builds no graph, sees its gradients:
 // anomaly detection is off, and no kernel may run on another stream.
-bool gradients_are_private(const Driver& driver) {
+bool gradients_are_private(const Session& session) {
     return !c10::InferenceMode::is_enabled() && !torch::autograd::AnomalyMode::is_enabled() &&
-           !driver.device.streams.are_several() && !driver.records_streams;
+           !session.device.streams.are_several() && !session.records_streams;
 }
 
 bool may_be_written(const at::Tensor& gradient, bool pointwise) {
@@ -260,15 +260,15 @@ bool only_first_leads_on(const torch::autograd::Node& node) {
     return !edges.empty() && leads_on(edges.front()) && std::ranges::count_if(edges, leads_on) == 1;
 }
 
-TakesOver takes_over(Driver& driver, const Facts& facts, OperatorCall& call) {
+TakesOver takes_over(Session& session, const Facts& facts, OperatorCall& call) {
     const Unpacked last = std::exchange(unpacked(), {});
-    if (!driver.taking_over.allowed || !gradients_are_private(driver)) {
+    if (!session.taking_over.allowed || !gradients_are_private(session)) {
         return TakesOver::no;
     }
     const Operands given = call.operands(facts.arguments);
     const std::size_t references = REFERENCES + (call.is_boxed() ? 1 : 0);
     if (given[0].tensor == nullptr ||
-        (given[0].tensor->use_count() > references && !driver.taking_over.predicted) ||
+        (given[0].tensor->use_count() > references && !session.taking_over.predicted) ||
         !may_be_written(*given[0].tensor, call.op.hasTag(at::Tag::pointwise))) {
         return TakesOver::no;
     }
@@ -280,10 +280,10 @@ TakesOver takes_over(Driver& driver, const Facts& facts, OperatorCall& call) {
     // sees the gradient. But then the gradient has a Python object, so `is_only_used_here` returns
     // false.
     if (!c10::impl::TorchDispatchModeTLS::any_modes_set() && is_called_by(*node, last, given) &&
-        is_only_used_here(driver, *given[0].tensor, references)) {
+        is_only_used_here(session, *given[0].tensor, references)) {
         return TakesOver::yes;
     }
-    return driver.taking_over.predicted ? TakesOver::without_modes : TakesOver::no;
+    return session.taking_over.predicted ? TakesOver::without_modes : TakesOver::no;
 }
 
 }  // namespace rekindle

@@ -11,7 +11,7 @@
 
 #include <cstdint>
 
-#include "../memory/driver.h"
+#include "../memory/session.h"
 #include "../ops/facts.h"
 #include "../ops/operator_call.h"
 
@@ -39,6 +39,6 @@ enum class TakesOver : std::uint8_t {
 // Decide whether `call`, a call of the operator `facts`, writes its result over its first argument,
 // the incoming gradient. `facts.in_place` must be set, and grad mode off. Must be called once per
 // call, with the session mutex.
-TakesOver takes_over(Driver& driver, const Facts& facts, OperatorCall& call);
+TakesOver takes_over(Session& session, const Facts& facts, OperatorCall& call);
 
 }  // namespace rekindle

@@ -23,16 +23,16 @@
 namespace rekindle {
 
 void Operation::run(const std::optional<c10::Stream>& now) {
-    stream_ = driver_.frees.about_to_run(now);
+    stream_ = session_.frees.about_to_run(now);
     call_.parse(parsed_);
     if (facts_.in_place != nullptr && !grad_mode_) {
         decide_in_place();
     }
-    driver_.held.begins(*this);
+    session_.held.begins(*this);
     begun_ = true;
     parsed_.signature = signature_of(call_, parsed_);
     for (const std::uint32_t position : parsed_.written) {
-        driver_.sources.note_shared_version_counter(*parsed_.tensors[position]);
+        session_.sources.note_shared_version_counter(*parsed_.tensors[position]);
     }
     if (!facts_.is_aten && facts_.writes) [[unlikely]] {
         expect_raised_versions();
@@ -40,11 +40,11 @@ void Operation::run(const std::optional<c10::Stream>& now) {
     // Record a recipe only if the results may be needed again, and if a recomputation gives the
     // same bits. With grad mode off autograd needs no recipe, but user-held values may need one.
     const bool without_grad =
-        driver_.held.eviction && driver_.held.eviction->records_without_grad();
+        session_.held.eviction && session_.held.eviction->records_without_grad();
     const bool differentiated = facts_.differentiated || facts_.unit;
     recording_ = (grad_mode_ || differentiated || without_grad) && !parsed_.opaque &&
-                 !facts_.opaque && driver_.never_recompute == 0 &&
-                 !driver_.events.only_counting.on() && (!may_differ() || is_trusted_or_tried());
+                 !facts_.opaque && session_.never_recompute == 0 &&
+                 !session_.events.only_counting.on() && (!may_differ() || is_trusted_or_tried());
     run_as_it_may();
     if (facts_.unit) [[unlikely]] {
         note_unit(parsed_.signature->probation);
@@ -52,14 +52,14 @@ void Operation::run(const std::optional<c10::Stream>& now) {
 }
 
 void Operation::run_as_it_may() {
-    if (driver_.events.tests.evict_before_every_op) [[unlikely]] {
+    if (session_.events.tests.evict_before_every_op) [[unlikely]] {
         evict_for_tests();
     }
-    if (driver_.held.eviction && driver_.held.eviction->open) [[unlikely]] {
+    if (session_.held.eviction && session_.held.eviction->open) [[unlikely]] {
         run_touching();
         return;
     }
-    if (driver_.registry.placeholders != 0) [[unlikely]] {
+    if (session_.registry.placeholders != 0) [[unlikely]] {
         bring_inputs();
     }
     run_with_inputs();
@@ -68,11 +68,11 @@ void Operation::run_as_it_may() {
 // Decide whether a backward operator writes its result over its incoming gradient; see
 // dispatch/in_place.h.
 void Operation::decide_in_place() {
-    const TakesOver what = takes_over(driver_, facts_, call_);
+    const TakesOver what = takes_over(session_, facts_, call_);
     would_take_over_ = what == TakesOver::without_modes;
     if (what == TakesOver::yes) {
         parsed_.take_over();
-        ++driver_.taking_over.taken_over;
+        ++session_.taking_over.taken_over;
     }
 }
 
@@ -110,7 +110,7 @@ void Operation::run_with_inputs() {
         // bound of the bytes of its results, so they may fit.
         needed_ = 0;
     }
-    driver_.room.refuse_for_tests(facts_.name.c_str());
+    session_.room.refuse_for_tests(facts_.name.c_str());
     draw();
     hold_sources();
     const bool is_tried = facts_.has(Traits::TRIED);
@@ -128,17 +128,17 @@ void Operation::run_with_inputs() {
 // If the operator made more bytes than predicted, evict values until memory is within the budget
 // again.
 void Operation::enforce_budget() {
-    if (driver_.engine.memory > driver_.engine.budget) [[unlikely]] {
-        about_to_let_go(driver_, lock_);
+    if (session_.engine.memory > session_.engine.budget) [[unlikely]] {
+        about_to_let_go(session_, lock_);
         // If the operator has overwritten memory, it cannot be undone. So do not raise here: the
         // next operator raises `OutOfBudget` instead.
         if (facts_.writes) {
-            driver_.room.clear(0);
+            session_.room.clear(0);
             return;
         }
         try {
-            or_without_copies(driver_.frees, lock_, [&] {
-                driver_.room.make_room(0, facts_.name.c_str());
+            or_without_copies(session_.frees, lock_, [&] {
+                session_.room.make_room(0, facts_.name.c_str());
             });
         } catch (OutOfBudgetError& shortage) {
             // In the error, name the bytes that the operator has really made instead of the
@@ -148,8 +148,8 @@ void Operation::enforce_budget() {
             throw;
         }
     }
-    if (driver_.events.swapper != nullptr) [[unlikely]] {
-        driver_.room.swap_ahead();
+    if (session_.events.swapper != nullptr) [[unlikely]] {
+        session_.room.swap_ahead();
     }
 }
 
@@ -161,7 +161,7 @@ void Operation::enforce_budget() {
 // sources (values without a recipe) when a recipe reads them or autograd saves them.
 bool Operation::may_only_count() {
     const Signature& signature = *parsed_.signature;
-    if (!signature.ordinary || !signature.priced || driver_.observers.transcriber.writes()) {
+    if (!signature.ordinary || !signature.priced || session_.observers.transcriber.writes()) {
         return false;
     }
     // Position of the next tensor that the operator writes. An optimizer step writes hundreds, so a
@@ -170,7 +170,7 @@ bool Operation::may_only_count() {
     for (std::uint32_t i = 0; i < parsed_.tensors.size(); ++i) {
         const bool is_written = written != parsed_.written.end() && *written == i;
         written += is_written ? 1 : 0;
-        if (!count_argument(driver_, lock_, *parsed_.tensors[i], is_written)) {
+        if (!count_argument(session_, lock_, *parsed_.tensors[i], is_written)) {
             return false;
         }
     }
@@ -181,18 +181,18 @@ bool Operation::may_only_count() {
 void Operation::only_count() {
     register_tensor();
     needed_ = parsed_.signature->needed;
-    inside_ = driver_.room.reserves_for_operators() ? parsed_.signature->workspace : 0;
+    inside_ = session_.room.reserves_for_operators() ? parsed_.signature->workspace : 0;
     if (!fits()) [[unlikely]] {
         retry_evicting_held([&] {
-            driver_.room.make_room(needed_ + inside_, facts_.name.c_str());
+            session_.room.make_room(needed_ + inside_, facts_.name.c_str());
         });
     }
-    if (driver_.room.reserved.limited()) [[unlikely]] {
+    if (session_.room.reserved.limited()) [[unlikely]] {
         retry_evicting_held([&] { find_places(); });
     }
-    driver_.room.refuse_for_tests(facts_.name.c_str());
+    session_.room.refuse_for_tests(facts_.name.c_str());
     draw();
-    const bool ordered = driver_.device.streams.are_several();
+    const bool ordered = session_.device.streams.are_several();
     if (ordered) [[unlikely]] {
         order_counted();
     }
@@ -203,10 +203,10 @@ void Operation::only_count() {
     if (ordered) {
         note_writer();
     }
-    const Bytes made = facts_.returns_written ? 0 : count_results(driver_, facts_, returned());
-    driver_.storages.count(parsed_.signature->cost, made, parsed_.signature->workspace);
-    if (driver_.events.swapper != nullptr) [[unlikely]] {
-        driver_.room.swap_ahead();
+    const Bytes made = facts_.returns_written ? 0 : count_results(session_, facts_, returned());
+    session_.storages.count(parsed_.signature->cost, made, parsed_.signature->workspace);
+    if (session_.events.swapper != nullptr) [[unlikely]] {
+        session_.room.swap_ahead();
     }
     enforce_budget();
 }
@@ -216,7 +216,7 @@ void Operation::order_counted() {
     for (std::uint32_t i = 0; i < parsed_.tensors.size(); ++i) {
         const c10::StorageImpl& storage_impl =
             *parsed_.tensors[i]->unsafe_storage().unsafeGetStorageImpl();
-        const AddressEntry* found = driver_.registry.find(storage_impl);
+        const AddressEntry* found = session_.registry.find(storage_impl);
         if (found != nullptr && found->record != nullptr) {
             order(i, storage_impl, *found->record);
         }
@@ -228,9 +228,9 @@ void Operation::order_counted() {
 void Operation::order(
     std::uint32_t position, const c10::StorageImpl& storage_impl, StorageRecord& record
 ) {
-    driver_.device.about_to_read(storage_impl, record.id, stream_);
+    session_.device.about_to_read(storage_impl, record.id, stream_);
     if (is_written(position)) {
-        driver_.device.about_to_write(record.id, stream_);
+        session_.device.about_to_write(record.id, stream_);
     }
 }
 
@@ -238,7 +238,7 @@ void Operation::order(
 // place.
 void Operation::note_writer() {
     for (const std::uint32_t position : parsed_.written) {
-        const AddressEntry* found = driver_.registry.find(
+        const AddressEntry* found = session_.registry.find(
             *parsed_.tensors[position]->unsafe_storage().unsafeGetStorageImpl()
         );
         if (found != nullptr && found->record != nullptr) {
@@ -251,7 +251,7 @@ void Operation::note_writer() {
 // memory. Streams that read `before` count as readers of `after` too, so that a later free of the
 // memory waits for them.
 void Operation::note_written(const StorageRecord& before, const StorageRecord& after) {
-    Streams& streams = driver_.device.streams;
+    Streams& streams = session_.device.streams;
     if (!streams.has_order(before.id)) {
         return;
     }
@@ -269,11 +269,11 @@ void Operation::note_written(const StorageRecord& before, const StorageRecord& a
 // Shorten long chains of recipes, whenever about as many new storages were made as the engine's
 // graph contains.
 void Operation::prune_history() {
-    if (driver_.registry.records.storages_made > driver_.history.next_check) {
-        driver_.history.prune();
-        const auto known = static_cast<std::int64_t>(driver_.engine.n_storages());
-        driver_.history.next_check = driver_.registry.records.storages_made +
-                                     std::max<std::int64_t>(driver_.history.longest_chain, known);
+    if (session_.registry.records.storages_made > session_.history.next_check) {
+        session_.history.prune();
+        const auto known = static_cast<std::int64_t>(session_.engine.n_storages());
+        session_.history.next_check = session_.registry.records.storages_made +
+                                      std::max<std::int64_t>(session_.history.longest_chain, known);
     }
 }
 
@@ -294,9 +294,9 @@ void Operation::predict() {
         const auto given = boxed_arguments();
         {
             const Unlocked others(lock_);
-            need(parsed_.signature->predict(given, parsed_.unkeyed_args, driver_.device));
+            need(parsed_.signature->predict(given, parsed_.unkeyed_args, session_.device));
         }
-        driver_.registry.drain();
+        session_.registry.drain();
         // If sizes of results depend on contents of the arguments, the signature stores this upper
         // bound: sizes measured in one call would not hold for the next.
         if (facts_.dynamic) {
@@ -316,10 +316,10 @@ void Operation::predict() {
 // are. Then set `needed_` to an upper bound: a meta kernel would take longer than most operators.
 bool Operation::fits_in_any_case() {
     // After a device OOM, `rescue` needs the exact bytes.
-    if (foreign_ || parsed_.opaque || driver_.device.queues()) {
+    if (foreign_ || parsed_.opaque || session_.device.queues()) {
         return false;
     }
-    const bool unlimited = driver_.engine.budget == UNLIMITED;
+    const bool unlimited = session_.engine.budget == UNLIMITED;
     const auto given = boxed_arguments();
     const Bytes most = unlimited ? 0 : most_bytes(*parsed_.signature, given);
     // The workspace, which is unknown as well, is guessed from the size of the results.
@@ -337,42 +337,42 @@ bool Operation::fits_in_any_case() {
 void Operation::find_places() {
     if (const auto& pieces = parsed_.signature->pieces) {
         for (const Bytes nbytes : *pieces) {
-            driver_.room.reserved.find_place(nbytes);
+            session_.room.reserved.find_place(nbytes);
         }
     } else {
-        driver_.room.reserved.find_place(needed_);
+        session_.room.reserved.find_place(needed_);
     }
-    driver_.room.reserved.find_place(inside_);
+    session_.room.reserved.find_place(inside_);
 }
 
 // Evict values until the results and the workspace of this operator fit. A workspace that was not
 // measured yet is estimated, if this call will measure it.
 void Operation::make_room() {
     Signature& signature = *parsed_.signature;
-    inside_ = driver_.room.reserves_for_operators() ? signature.workspace : 0;
-    driver_.frees.about_to_peak(needed_);
+    inside_ = session_.room.reserves_for_operators() ? signature.workspace : 0;
+    session_.frees.about_to_peak(needed_);
     if (!fits()) [[unlikely]] {
         if (facts_.dynamic) {
             const auto given = boxed_arguments();
-            driver_.room.make_room(COUNT_BYTES, facts_.name.c_str());
+            session_.room.make_room(COUNT_BYTES, facts_.name.c_str());
             if (const Need better = bytes_of_dynamic(facts_, given); better.nbytes <= needed_) {
                 need(better);
             }
         }
-        driver_.room.make_room(needed_ + inside_, facts_.name.c_str());
+        session_.room.make_room(needed_ + inside_, facts_.name.c_str());
     }
-    if (driver_.room.reserved.limited()) [[unlikely]] {
+    if (session_.room.reserved.limited()) [[unlikely]] {
         find_places();
     }
-    if (signature.watched == 0 && !signature.priced && WorkspaceProbe::possible(driver_.device)) {
-        driver_.room.clear(guess_need(signature, needed_, driver_.device));
+    if (signature.watched == 0 && !signature.priced && WorkspaceProbe::possible(session_.device)) {
+        session_.room.clear(guess_need(signature, needed_, session_.device));
     }
 }
 
 // Record the states of the random generators that the operator draws from, for recomputations (R5,
 // randomness). On a device they are also used to repeat the operator after a device OOM.
 void Operation::draw() {
-    if (!facts_.random || !(recording_ || driver_.device.queues())) [[likely]] {
+    if (!facts_.random || !(recording_ || session_.device.queues())) [[likely]] {
         return;
     }
     Generators drawn;
@@ -383,8 +383,8 @@ void Operation::draw() {
     }
     if (facts_.region || is_tried) {
         drawn.push_back(default_generator(c10::DeviceType::CPU));
-        if (driver_.device.queues()) {
-            drawn.push_back(default_generator(driver_.device.which()));
+        if (session_.device.queues()) {
+            drawn.push_back(default_generator(session_.device.which()));
         }
     } else if (!given.defined()) {
         drawn.push_back(default_generator(where()));
@@ -394,7 +394,7 @@ void Operation::draw() {
             continue;  // the argument is the default generator
         }
         if (is_known(generator)) {
-            rare().random.push_back(driver_.positions.note(generator));
+            rare().random.push_back(session_.positions.note(generator));
             if (is_tried && generator.device().is_cpu()) {
                 rare().before.push_back(std::make_unique<Random>(generator));
             }
@@ -433,7 +433,7 @@ Operation::Results Operation::gather_results() {
         c10::StorageImpl* storage_impl = tensor.storage().unsafeGetStorageImpl();
         const auto same = [&](const Made& other) { return other.storage_impl == storage_impl; };
         const bool known = address_of(*storage_impl) == nullptr ||
-                           driver_.registry.find(*storage_impl) != nullptr ||
+                           session_.registry.find(*storage_impl) != nullptr ||
                            has_moved(*storage_impl);
         if (known || std::ranges::any_of(results.made, same)) {
             return;
@@ -446,7 +446,7 @@ Operation::Results Operation::gather_results() {
             results.parts.push_back(tensor);
         }
         results.external = results.external || !storage_impl->resizable();
-        results.nbytes += driver_.registry.devices.counted(*storage_impl);
+        results.nbytes += session_.registry.devices.counted(*storage_impl);
     });
     return results;
 }
@@ -465,10 +465,10 @@ void Operation::register_results() {
         signature.learn(positions, nbytes, non_strided_result);
         // Store the sizes of the single results only on a device that queues its work: only
         // `find_places` reads them.
-        if (driver_.device.queues()) {
+        if (session_.device.queues()) {
             signature.pieces.emplace();
             for (const Made& each : made) {
-                signature.pieces->push_back(driver_.registry.devices.counted(*each.storage_impl));
+                signature.pieces->push_back(session_.registry.devices.counted(*each.storage_impl));
             }
         }
     }
@@ -491,13 +491,13 @@ void Operation::register_results() {
     recording_ = recording_ && !non_strided_result && !external;
     if (external) [[unlikely]] {
         for (const Made& each : made) {
-            driver_.sources.share_with_overlapping(*each.storage_impl);
+            session_.sources.share_with_overlapping(*each.storage_impl);
         }
     }
     // Keep inputs in memory that a result refers to. A quantized tensor refers to its scales, and a
     // sparse tensor consists of its inputs. With `evict="anything"` the runtime sees the parts of a
     // sparse tensor and restores them as needed.
-    if (driver_.held.eviction ? quantized : non_strided_result) {
+    if (session_.held.eviction ? quantized : non_strided_result) {
         keep_inputs_there();
     }
     // If the result was written over the first argument, only the result still refers to this
@@ -509,7 +509,7 @@ void Operation::register_results() {
     if (!made.empty()) {
         register_made(made, cost);
     } else if (cost != 0) {
-        driver_.storages.account(facts_, cost, signature.workspace);
+        session_.storages.account(facts_, cost, signature.workspace);
     }
     let_go_of_sources();
 }
@@ -535,17 +535,17 @@ bool Operation::has_moved(const c10::StorageImpl& storage_impl) {
 
 // Create the records of `made`, the new results of the operator; with a recipe if `recording_`.
 void Operation::register_made(std::span<const Made> made, Nanoseconds cost) {
-    Recipe& call = driver_.storages.new_call(&facts_, cost, recording_);
+    Recipe& call = session_.storages.new_call(&facts_, cost, recording_);
     const Ref<Call> kept(&call);
     if (recording_) {
         link(call, !parsed_.written.empty(), false);
     }
     for (const Made& each : made) {
-        StorageRecord& record = driver_.storages.new_storage(
-            call, driver_.registry.devices.counted(*each.storage_impl)
+        StorageRecord& record = session_.storages.new_storage(
+            call, session_.registry.devices.counted(*each.storage_impl)
         );
         record.maker = &facts_;
-        driver_.device.streams.note(record.id, driver_.device.streams.made_by(stream_));
+        session_.device.streams.note(record.id, session_.device.streams.made_by(stream_));
         record.flags = facts_.content & (UNWRITTEN | ZEROED);
         remember(record, *each.tensor);
         if (!parsed_.written.empty()) {
@@ -557,14 +557,15 @@ void Operation::register_made(std::span<const Made> made, Nanoseconds cost) {
             !c10::isFloatingType(c10::typeMetaToScalarType(each.tensor->dtype()))) {
             record.pinned = true;  // values that decide a shape are never recomputed (R8, routing)
         }
-        const auto suitable = driver_.held.eviction ? &HeldEviction::is_returnable : &is_returnable;
+        const auto suitable =
+            session_.held.eviction ? &HeldEviction::is_returnable : &is_returnable;
         record.suits_held_eviction = recording_ && suitable(*each.tensor);
-        driver_.registry.bind(record, StoragePtr::reclaim_copy(each.storage_impl));
+        session_.registry.bind(record, StoragePtr::reclaim_copy(each.storage_impl));
     }
     if (would_take_over_ && inputs_[0]) [[unlikely]] {
-        driver_.observers.transcriber.would_take_over(input(0)->id);
+        session_.observers.transcriber.would_take_over(input(0)->id);
     }
-    driver_.storages.admit(call, parsed_.signature->workspace + stand_ins());
+    session_.storages.admit(call, parsed_.signature->workspace + stand_ins());
 }
 
 // Return the bytes of the scratch tensors that a recomputation passes to the operator in place of
@@ -620,7 +621,7 @@ bool Operation::written_over(bool recording, Bytes results) {
         record->version.expected = -1;
         note_written(*record, *record);
         if (facts_.resizes) {
-            driver_.frees.resized(*record);
+            session_.frees.resized(*record);
         }
     }
     if (replaced.empty()) {
@@ -630,7 +631,7 @@ bool Operation::written_over(bool recording, Bytes results) {
     for (const std::uint32_t position : replaced) {
         recording = recording && note_written_bytes(position);
     }
-    Recipe& call = driver_.storages.new_call(&facts_, parsed_.signature->cost, recording);
+    Recipe& call = session_.storages.new_call(&facts_, parsed_.signature->cost, recording);
     const Ref<Call> kept(&call);
     if (recording) {
         link(call, false, first_is_last);
@@ -639,7 +640,7 @@ bool Operation::written_over(bool recording, Bytes results) {
     c10::SmallVector<Overwrite, 2> pairs;
     for (const std::uint32_t position : replaced) {
         StorageRecord& before = *input(position);
-        StorageRecord& after = driver_.storages.record_inplace_write(call, before);
+        StorageRecord& after = session_.storages.record_inplace_write(call, before);
         note_written(before, after);
         after.flags = facts_.content & (UNWRITTEN | ZEROED);
         if (recording) {
@@ -648,11 +649,11 @@ bool Operation::written_over(bool recording, Bytes results) {
         after.maker = &facts_;
         pairs.push_back({&after.root, &before.root});
     }
-    driver_.engine.graph.overwrites(call, {pairs.data(), pairs.size()});
-    driver_.storages.admit(call, parsed_.signature->workspace + results);
+    session_.engine.graph.overwrites(call, {pairs.data(), pairs.size()});
+    session_.storages.admit(call, parsed_.signature->workspace + results);
     if (facts_.resizes) {
         for (const Overwrite& pair : pairs) {
-            driver_.frees.resized(record_of(*pair.output->storage));
+            session_.frees.resized(record_of(*pair.output->storage));
         }
     }
     return true;
@@ -685,7 +686,7 @@ void Operation::link(Recipe& call, bool statistics, bool first_is_last) {
         }
         StorageRecord& record = *input(i);
         values.push_back(&record.root);
-        record.last_access = driver_.engine.clock;
+        record.last_access = session_.engine.clock;
         if (record.version.expected < 0) {
             record.version.look();
         }
@@ -693,7 +694,7 @@ void Operation::link(Recipe& call, bool statistics, bool first_is_last) {
     if (first_is_last) {
         std::ranges::rotate(values, values.begin() + 1);
     }
-    driver_.engine.graph.reads(call, {values.data(), values.size()});
+    session_.engine.graph.reads(call, {values.data(), values.size()});
 }
 
 }  // namespace rekindle

@@ -17,9 +17,9 @@
 #include <vector>
 
 #include "../base/mutex.h"
-#include "../memory/driver.h"
 #include "../memory/evict_held_last.h"
 #include "../memory/held/held_eviction.h"
+#include "../memory/session.h"
 #include "../ops/operator_call.h"
 #include "../ops/parsed_call.h"
 #include "../torch/parts.h"
@@ -32,8 +32,10 @@ namespace rekindle {
 // the call are not evicted.
 class Operation final : public Reader {
 public:
-    Operation(Driver& driver, const Facts& facts, OperatorCall& call, Locked& lock, bool grad_mode)
-        : driver_(driver),
+    Operation(
+        Session& session, const Facts& facts, OperatorCall& call, Locked& lock, bool grad_mode
+    )
+        : session_(session),
           facts_(facts),
           call_(call),
           lock_(lock),
@@ -47,7 +49,7 @@ public:
 
     ~Operation() override {
         if (begun_) {
-            driver_.held.ends(*this);
+            session_.held.ends(*this);
         }
     }
 
@@ -112,11 +114,13 @@ private:
     void retry_evicting_held(Step&& step) {
         // With `evict="anything"`, `run_touching` has already made user-held values candidates for
         // eviction.
-        if (driver_.held.eviction) [[unlikely]] {
-            or_without_copies(driver_.frees, lock_, [&] { driver_.held.eviction->attempt(step); });
+        if (session_.held.eviction) [[unlikely]] {
+            or_without_copies(session_.frees, lock_, [&] {
+                session_.held.eviction->attempt(step);
+            });
             return;
         }
-        rekindle::retry_evicting_held(driver_, lock_, step);
+        rekindle::retry_evicting_held(session_, lock_, step);
     }
 
     void keep_inputs_there();
@@ -144,8 +148,8 @@ private:
     // Return true if the predicted results and the operator's workspace fit into the budget without
     // evicting anything.
     bool fits() const {
-        const Engine& engine = driver_.engine;
-        const Bytes wanted = needed_ + inside_ + driver_.room.kept_back(needed_ + inside_);
+        const Engine& engine = session_.engine;
+        const Bytes wanted = needed_ + inside_ + session_.room.kept_back(needed_ + inside_);
         return wanted <= engine.budget - engine.memory - engine.in_flight;
     }
 
@@ -232,7 +236,7 @@ private:
         return static_cast<StorageRecord*>(inputs_[position].get());
     }
 
-    Driver& driver_;
+    Session& session_;
     const Facts& facts_;
     OperatorCall& call_;
     Locked& lock_;

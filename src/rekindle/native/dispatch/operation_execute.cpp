@@ -25,8 +25,8 @@ namespace rekindle {
 // Report this operator to the learner, which compares the running training step with its learned
 // plans.
 void Operation::register_tensor() {
-    Learner* following = learner_of(driver_);
-    if (following == nullptr || driver_.events.only_counting.on() || !following->watches()) {
+    Learner* following = learner_of(session_);
+    if (following == nullptr || session_.events.only_counting.on() || !following->watches()) {
         return;
     }
     Learner& learner = *following;
@@ -34,9 +34,9 @@ void Operation::register_tensor() {
     if (learner.asks(op_id)) {
         {
             const Unlocked others(lock_);
-            request_plans(driver_.observers, op_id);
+            request_plans(session_.observers, op_id);
         }
-        driver_.registry.drain();
+        session_.registry.drain();
     }
     learner.observe(op_id, parsed_);
 }
@@ -48,8 +48,8 @@ bool Operation::may_be_refused() const {
     if (parsed_.signature->watched != 0) [[likely]] {
         return false;
     }
-    return !driver_.device.queues() && driver_.device.guesses &&
-           driver_.room.reserves_for_operators() && driver_.engine.budget != UNLIMITED &&
+    return !session_.device.queues() && session_.device.guesses &&
+           session_.room.reserves_for_operators() && session_.engine.budget != UNLIMITED &&
            facts_.is_aten && !facts_.writes && !facts_.random && !facts_.opaque &&
            !parsed_.signature->takes_over;
 }
@@ -66,14 +66,14 @@ bool Operation::may_run_again() const {
 // bytes that the kernel probably needs, or return false if hardly any bytes are missing.
 bool Operation::find_room_inside(Bytes nbytes) {
     try {
-        retry_evicting_held([&] { driver_.room.make_room(nbytes, facts_.name.c_str()); });
+        retry_evicting_held([&] { session_.room.make_room(nbytes, facts_.name.c_str()); });
         return true;
     } catch (OutOfBudgetError& shortage) {
         if (shortage.memory + nbytes < shortage.budget + NOTICED) {
             return false;
         }
         shortage.inside = nbytes - needed_;
-        shortage.likely = likely_need(*parsed_.signature, needed_, nbytes, driver_.device);
+        shortage.likely = likely_need(*parsed_.signature, needed_, nbytes, session_.device);
         interrupted(shortage);
         throw;
     } catch (std::exception& error) {
@@ -86,7 +86,7 @@ bool Operation::find_room_inside(Bytes nbytes) {
 // kernel, evict values and, if possible, run the kernel again.
 void Operation::call() {
     const bool refusable = may_be_refused();
-    if (refusable || (driver_.device.queues() && may_run_again())) [[unlikely]] {
+    if (refusable || (session_.device.queues() && may_run_again())) [[unlikely]] {
         call_until_it_fits(refusable);
     } else {
         attempt(UNLIMITED, nullptr);
@@ -106,18 +106,18 @@ void Operation::call_until_it_fits(bool refusable) {
     Bytes ignored = 0;
     Bytes before = 0;
     for (bool limited = refusable;;) {
-        const Engine& engine = driver_.engine;
+        const Engine& engine = session_.engine;
         const Bytes room = engine.budget - engine.memory - engine.in_flight + ignored;
-        const std::uint64_t begun = driver_.in_progress.started + 1;
+        const std::uint64_t begun = session_.in_progress.started + 1;
         const Bytes refused = attempt(limited ? room : UNLIMITED, &arguments);
         if (refused == 0) [[likely]] {
             return;
         }
         // Limit the memory of the next attempt only if `refused` counts this operator alone: no
         // other operator started meanwhile.
-        limited = driver_.in_progress.started == begun && refused > before;
+        limited = session_.in_progress.started == begun && refused > before;
         before = refused;
-        ++driver_.observers.repeated_calls;
+        ++session_.observers.repeated_calls;
         if (limited && !find_room_inside(refused)) {
             ignored = NOTICED;
         }
@@ -158,20 +158,20 @@ Bytes Operation::attempt(Bytes limit, c10::SmallVectorImpl<c10::IValue>* argumen
     std::optional<WorkspaceProbe> watched;
     const bool priced = parsed_.signature->priced;
     // The workspace of an operator whose results depend on contents may differ in each call.
-    if ((!priced || facts_.dynamic) && driver_.in_progress.operators == 0) [[unlikely]] {
-        watched.emplace(driver_.device, limit);
+    if ((!priced || facts_.dynamic) && session_.in_progress.operators == 0) [[unlikely]] {
+        watched.emplace(session_.device, limit);
     }
-    if (driver_.uses_arena) {
-        the_arena().note_counted(driver_.engine.memory);
+    if (session_.uses_arena) {
+        the_arena().note_counted(session_.engine.memory);
     }
-    const std::uint64_t begun = ++driver_.in_progress.started;
+    const std::uint64_t begun = ++session_.in_progress.started;
     const KernelOperands operands(std::span(parsed_.tensors.data(), parsed_.tensors.size()));
     try {
         const bool reads_anything = !facts_.is_aten;
-        const Running running(driver_, needed_ + inside_, reads_anything);
+        const Running running(session_, needed_ + inside_, reads_anything);
         run_unlocked([&] { redispatch(priced); });
     } catch (std::exception& error) {
-        driver_.registry.drain();
+        session_.registry.drain();
         if (const Bytes refused = watched ? watched->refused() : 0; refused > 0) {
             return refused;
         }
@@ -184,10 +184,10 @@ Bytes Operation::attempt(Bytes limit, c10::SmallVectorImpl<c10::IValue>* argumen
     if (arguments != nullptr) [[unlikely]] {
         arguments->clear();
     }
-    driver_.registry.drain();
-    if (watched && driver_.in_progress.started == begun) [[unlikely]] {
+    session_.registry.drain();
+    if (watched && session_.in_progress.started == begun) [[unlikely]] {
         if (const std::optional<WorkspaceUsed> used = watched->end()) {
-            learn_workspace(*parsed_.signature, *used, driver_.device);
+            learn_workspace(*parsed_.signature, *used, session_.device);
         }
     }
     return 0;
@@ -198,7 +198,7 @@ bool Operation::rescued(const std::exception& error, std::span<const c10::IValue
     if (arguments.empty() || !is_device_oom(error)) {
         return false;
     }
-    driver_.room.rescue(needed_, error, [&] {
+    session_.room.rescue(needed_, error, [&] {
         call_.put_back(arguments);
         for (const std::unique_ptr<RngCheckpoint>& each : random()) {
             each->restore();
@@ -206,7 +206,7 @@ bool Operation::rescued(const std::exception& error, std::span<const c10::IValue
         const bool priced = parsed_.signature->priced;
         run_unlocked([&] { redispatch(priced); });
     });
-    driver_.registry.drain();
+    session_.registry.drain();
     return true;
 }
 
@@ -239,7 +239,7 @@ void Operation::run_priced(bool priced) {
         run_kernel();
         return;
     }
-    if (driver_.device.queues()) {
+    if (session_.device.queues()) {
         priced_by_events();
         return;
     }
@@ -264,16 +264,16 @@ void Operation::run_kernel() {
 // for the bookkeeping.
 void Operation::priced_by_events() {
     bool wanted = false;
-    run_locked([&] { wanted = driver_.prices.wants_more(*parsed_.signature); });
+    run_locked([&] { wanted = session_.prices.wants_more(*parsed_.signature); });
     if (!wanted) {
         run_kernel();
         return;
     }
-    const c10::Stream stream = driver_.device.current_stream();
+    const c10::Stream stream = session_.device.current_stream();
     Prices::Pair pair(parsed_.signature, stream);
     run_kernel();
     pair.end.record(stream);
-    run_locked([&] { driver_.prices.add(std::move(pair)); });
+    run_locked([&] { session_.prices.add(std::move(pair)); });
 }
 
 // Return true if a recomputation may give different bits, so that the results must not be evicted
@@ -293,10 +293,10 @@ bool Operation::may_differ() const {
         return draws;
     }
     if (facts_.has(Traits::TRIED)) {
-        return driver_.device.doubts;
+        return session_.device.doubts;
     }
     const auto on_cpu = [](const c10::TensorImpl* tensor) { return tensor->is_cpu(); };
-    if (!facts_.has(Traits::DOUBT) || !driver_.device.doubts ||
+    if (!facts_.has(Traits::DOUBT) || !session_.device.doubts ||
         std::ranges::all_of(parsed_.tensors, on_cpu)) {
         return false;
     }

@@ -21,16 +21,16 @@ void Operation::note_read(StorageList& read) const {
 void Operation::bring_inputs() {
     for (const c10::TensorImpl* tensor : parsed_.tensors) {
         retry_evicting_held([&] {
-            driver_.room.bring_back(*tensor->unsafe_storage().unsafeGetStorageImpl());
+            session_.room.bring_back(*tensor->unsafe_storage().unsafeGetStorageImpl());
         });
     }
 }
 
 // For tests: evict every value that may be evicted before the operator runs.
 void Operation::evict_for_tests() {
-    about_to_let_go(driver_, lock_);
-    driver_.room.evict_all();
-    with_held_evictable(driver_, lock_, [&] { driver_.room.evict_all(); });
+    about_to_let_go(session_, lock_);
+    session_.room.evict_all();
+    with_held_evictable(session_, lock_, [&] { session_.room.evict_all(); });
 }
 
 // Look up the storage records of all tensor arguments, and note the version counters that recipes
@@ -38,7 +38,7 @@ void Operation::evict_for_tests() {
 void Operation::know_inputs() {
     inputs_.clear();
     for (const c10::TensorImpl* tensor : parsed_.tensors) {
-        StorageRecord* record = driver_.sources.find_or_register(*tensor);
+        StorageRecord* record = session_.sources.find_or_register(*tensor);
         inputs_.push_back(Ref<Storage>(record));
         if (record == nullptr) {  // a tensor without memory has no record
             recording_ = false;
@@ -46,7 +46,7 @@ void Operation::know_inputs() {
         }
         const auto position = static_cast<std::uint32_t>(inputs_.size() - 1);
         if (record->special.is_gathered() && recording_ && !is_written(position)) [[unlikely]] {
-            record = &driver_.sources.settle(*record, *tensor);
+            record = &session_.sources.settle(*record, *tensor);
             inputs_.back() = Ref<Storage>(record);
         }
         // Get the version counter now. After the operator has run, the tensor may be destroyed.
@@ -61,7 +61,7 @@ void Operation::know_inputs() {
             }
         }
     }
-    const bool ordered = driver_.device.streams.are_several();
+    const bool ordered = session_.device.streams.are_several();
     for (std::uint32_t i = 0; i < inputs_.size(); ++i) {
         if (inputs_[i] && input(i)->flags != 0) [[unlikely]] {
             resolve_content_flags(i);
@@ -77,7 +77,7 @@ void Operation::know_inputs() {
 void Operation::keep_inputs_there() {
     for (const Ref<Storage>& each : inputs_) {
         if (each) {
-            driver_.held.pin_while_held(record_of(*each));
+            session_.held.pin_while_held(record_of(*each));
         }
     }
 }
@@ -94,7 +94,7 @@ void Operation::resolve_content_flags(std::uint32_t position) {
     StorageRecord& record = *input(position);
     const bool reads_zeros = (record.flags & ZEROED) != 0 && !is_written(position);
     if (reads_zeros || reads_unwritten(position)) {
-        driver_.room.seal(record);
+        session_.room.seal(record);
         record.clear_flags();
     } else {
         record.flags &= UNWRITTEN;
@@ -175,7 +175,7 @@ void Operation::keep_indices() {
         StorageRecord* record = input(i);
         if (record != nullptr && !c10::isFloatingType(dtype) && record->replayable &&
             !record->pinned) {
-            driver_.room.pin(*record);
+            session_.room.pin(*record);
         }
     }
 }
@@ -190,7 +190,7 @@ void Operation::expect_raised_versions() {
     for (const std::uint32_t position : parsed_.written) {
         const c10::TensorImpl& tensor = *parsed_.tensors[position];
         const AddressEntry* found =
-            driver_.registry.find(*tensor.unsafe_storage().unsafeGetStorageImpl());
+            session_.registry.find(*tensor.unsafe_storage().unsafeGetStorageImpl());
         if (found == nullptr || found->record == nullptr) {
             continue;
         }
@@ -220,15 +220,15 @@ void Operation::save_what_is_overwritten() {
             if (record == nullptr) {
                 continue;
             }
-            driver_.events.finish_swap_out(*record);
+            session_.events.finish_swap_out(*record);
             // Skip a parameter that FSDP has freed (`absent`): FSDP gathers it again by writing to
             // its storage. Its contents are compared later, when a recipe reads them.
             if (!record->replayable && record->consumed() && !record->absent) {
                 rare().fixed.push_back(record);
-                driver_.sources.forget(*record);
+                session_.sources.forget(*record);
                 saved = true;
             }
-            if (record->special.is_external() && driver_.sources.save_overlapping(*record))
+            if (record->special.is_external() && session_.sources.save_overlapping(*record))
                 [[unlikely]] {
                 saved = true;
             }
@@ -240,7 +240,7 @@ void Operation::save_what_is_overwritten() {
 // the copies. Return false if the copies would take more bytes than keeping the results in memory.
 // Weights are not copied, but get a checksum (R4, sources).
 bool Operation::take_private_inputs() {
-    if (driver_.device.queues()) {
+    if (session_.device.queues()) {
         // the device may still be writing the buffer, so a copy could have wrong contents
         return false;
     }
@@ -275,7 +275,8 @@ bool Operation::take_private_inputs() {
         }
         StorageRecord* copy = copy_still(record);
         inputs_[i] = Ref<Storage>(
-            copy != nullptr ? copy : &driver_.sources.copy_now(record, rare().copies.emplace_back())
+            copy != nullptr ? copy
+                            : &session_.sources.copy_now(record, rare().copies.emplace_back())
         );
     }
     return true;
@@ -323,7 +324,7 @@ void Operation::let_go_of_sources() {
         source.memory.reset();
     }
     for (const Source& source : sources_) {
-        driver_.frees.disown(record_of(*source.record));
+        session_.frees.disown(record_of(*source.record));
     }
 }
 

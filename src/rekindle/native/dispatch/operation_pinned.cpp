@@ -12,14 +12,14 @@ void Operation::run_touching() {
     StorageList storages;
     note_read(storages);
     {
-        PinnedOperands touched(driver_.frees, *driver_.held.eviction, storages, lock_);
+        PinnedOperands touched(session_.frees, *session_.held.eviction, storages, lock_);
         if (may_let_go()) {
-            about_to_let_go(driver_, lock_);
+            about_to_let_go(session_, lock_);
         }
         run_with_inputs();
         touched.end();
     }
-    driver_.held.eviction->look_at_sources(lock_);
+    session_.held.eviction->look_at_sources(lock_);
     let_results_return();
 }
 
@@ -27,14 +27,14 @@ void Operation::run_touching() {
 // whether threads that the runtime does not know may read user-held values.
 bool Operation::may_let_go() {
     const Signature& signature = *parsed_.signature;
-    if (signature.needed < 0 || !signature.priced || facts_.dynamic || driver_.steps) {
+    if (signature.needed < 0 || !signature.priced || facts_.dynamic || session_.steps) {
         return true;
     }
     Bytes more = signature.needed + signature.workspace;
     for (std::uint32_t i = 0; i < parsed_.tensors.size(); ++i) {
         const c10::StorageImpl& storage_impl =
             *parsed_.tensors[i]->unsafe_storage().unsafeGetStorageImpl();
-        const AddressEntry* found = driver_.registry.find(storage_impl);
+        const AddressEntry* found = session_.registry.find(storage_impl);
         if (found == nullptr) {
             more += static_cast<Bytes>(storage_impl.nbytes());
             continue;
@@ -47,16 +47,16 @@ bool Operation::may_let_go() {
             return true;
         }
     }
-    const Engine& engine = driver_.engine;
+    const Engine& engine = session_.engine;
     return more > engine.budget - engine.memory - engine.in_flight;
 }
 
 // Allow eviction of the results and of the operands that the operator wrote, although the program
 // holds them.
 void Operation::let_results_return() {
-    HeldEviction& held_eviction = *driver_.held.eviction;
+    HeldEviction& held_eviction = *session_.held.eviction;
     each_memory(returned(), [&](std::uint32_t, const at::Tensor& tensor, bool) {
-        const auto* found = driver_.registry.find(*tensor.storage().unsafeGetStorageImpl());
+        const auto* found = session_.registry.find(*tensor.storage().unsafeGetStorageImpl());
         if (found != nullptr && found->record != nullptr) {
             held_eviction.made(*found->record);
         }

@@ -66,8 +66,8 @@ public:
             !c10::impl::tls_is_dispatch_key_excluded(KEY) && rejoin() &&
             at::SavedTensorDefaultHooks::get_tls_state().stack.empty() &&
             !(shares_key && is_in_fake_mode())) {
-            if (c10::intrusive_ptr<Driver> driver = active(); driver) {
-                return std::make_unique<SavedTensorHandle>(std::move(driver));
+            if (c10::intrusive_ptr<Session> session = active(); session) {
+                return std::make_unique<SavedTensorHandle>(std::move(session));
             }
         }
         return behind_.get_default_saved_variable_hooks();

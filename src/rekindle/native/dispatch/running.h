@@ -1,7 +1,7 @@
 // Marks the time in which an operator of the program runs.
 #pragma once
 
-#include "../memory/driver.h"
+#include "../memory/session.h"
 
 namespace rekindle {
 
@@ -11,14 +11,14 @@ namespace rekindle {
 // scope begins and where it ends.
 class Running final {
 public:
-    Running(Driver& driver, Bytes nbytes, bool reads_anything)
-        : driver_(driver), nbytes_(nbytes), reads_anything_(reads_anything) {
-        driver_.engine.in_flight += nbytes_;
-        ++driver_.in_progress.operators;
+    Running(Session& session, Bytes nbytes, bool reads_anything)
+        : session_(session), nbytes_(nbytes), reads_anything_(reads_anything) {
+        session_.engine.in_flight += nbytes_;
+        ++session_.in_progress.operators;
         if (reads_anything_) [[unlikely]] {
-            ++driver_.in_progress.reading_anything;
-            if (driver_.held.evicts() || driver_.in_progress.recomputations != 0) {
-                driver_.held.stop_evicting_held();
+            ++session_.in_progress.reading_anything;
+            if (session_.held.evicts() || session_.in_progress.recomputations != 0) {
+                session_.held.stop_evicting_held();
             }
         }
     }
@@ -29,15 +29,15 @@ public:
     Running& operator=(Running&&) = delete;
 
     ~Running() {
-        driver_.engine.in_flight -= nbytes_;
-        --driver_.in_progress.operators;
+        session_.engine.in_flight -= nbytes_;
+        --session_.in_progress.operators;
         if (reads_anything_) [[unlikely]] {
-            --driver_.in_progress.reading_anything;
+            --session_.in_progress.reading_anything;
         }
     }
 
 private:
-    Driver& driver_;
+    Session& session_;
     const Bytes nbytes_;
     const bool reads_anything_;
 };

@@ -5,7 +5,7 @@
 // 1. The dispatcher calls `fallback` below autograd, in threads that include our dispatch key, or
 //    the operator's own kernel there (see NOTE [Boxed and typed calls] in ops/operator_call.h).
 //    Calls with fake tensors go to PyTorch's own kernel, if it has one (`run_for_fakes`).
-//    `on_operator` takes the session mutex and finds the active driver (`lock_and_see`). Outside
+//    `on_operator` takes the session mutex and finds the active session (`lock_and_see`). Outside
 //    any budget the operator is passed on.
 // 2. `run` looks up the facts of the operator (ops/facts.h). Views, queries and `set_` are handled
 //    in this file. While memory is far below the budget, most operators are only counted
@@ -38,10 +38,10 @@
 
 #include <optional>
 
-#include "../memory/driver.h"
 #include "../memory/evict_held_last.h"
 #include "../memory/held/held_eviction.h"
 #include "../memory/notify.h"
+#include "../memory/session.h"
 #include "../torch/arguments.h"
 #include "../torch/dispatch_key.h"
 #include "../torch/geometry.h"
@@ -67,7 +67,7 @@ void pass(OperatorCall& call) {
 
 // Restore the tensor arguments of the operator `set_`, and do not evict them while `set_` runs.
 void bring_operands(
-    Driver& driver,
+    Session& session,
     const Facts& facts,
     const torch::jit::Stack& stack,
     Locked& lock,
@@ -82,26 +82,27 @@ void bring_operands(
             );
         }
     }
-    if (driver.held.eviction) {
-        touched.emplace(driver.frees, *driver.held.eviction, storages, lock);
+    if (session.held.eviction) {
+        touched.emplace(session.frees, *session.held.eviction, storages, lock);
         return;
     }
-    reading.emplace(driver.held, storages);
+    reading.emplace(session.held, storages);
     for (const c10::StorageImpl* storage_impl : storages) {
-        retry_evicting_held(driver, lock, [&] { driver.room.bring_back(*storage_impl); });
+        retry_evicting_held(session, lock, [&] { session.room.bring_back(*storage_impl); });
     }
 }
 
 // Run the operator `set_`, which gives a tensor another storage, maybe one that no operator made.
-void set_memory(Driver& driver, const Facts& facts, OperatorCall& call, Locked& lock) {
-    driver.frees.process_pending();
+void set_memory(Session& session, const Facts& facts, OperatorCall& call, Locked& lock) {
+    session.frees.process_pending();
     std::optional<PinnedOperands> touched;
     std::optional<Reading> reading;
-    bring_operands(driver, facts, call.stack(), lock, touched, reading);
+    bring_operands(session, facts, call.stack(), lock, touched, reading);
     const at::Tensor target = last_values(call.stack(), facts.arguments)[0].toTensor();
     const bool plain = has_memory(*target.unsafeGetTensorImpl());
     if (plain) {
-        if (StorageRecord* record = find_or_register(driver, lock, *target.unsafeGetTensorImpl())) {
+        if (StorageRecord* record =
+                find_or_register(session, lock, *target.unsafeGetTensorImpl())) {
             // `set_` bumps the version counter, but does not change the contents.
             record->version.expected = -1;
         }
@@ -110,9 +111,10 @@ void set_memory(Driver& driver, const Facts& facts, OperatorCall& call, Locked& 
         const Unlocked others(lock);
         pass(call);
     }
-    driver.frees.process_pending();
+    session.frees.process_pending();
     if (plain) {
-        if (StorageRecord* record = find_or_register(driver, lock, *target.unsafeGetTensorImpl())) {
+        if (StorageRecord* record =
+                find_or_register(session, lock, *target.unsafeGetTensorImpl())) {
             // Autograd bumps the version counter for this write afterwards. The runtime has
             // registered the write already, so the bump must not count as another one.
             record->version.expected = -1;
@@ -126,22 +128,22 @@ void set_memory(Driver& driver, const Facts& facts, OperatorCall& call, Locked& 
 // Register the first argument of a view operator, so that its memory is counted: the program may
 // read it through the view. An argument without memory is ignored.
 void register_first_argument(
-    Driver& driver, const Facts& facts, const torch::jit::Stack& stack, Locked& lock
+    Session& session, const Facts& facts, const torch::jit::Stack& stack, Locked& lock
 ) {
     const auto given = last_values(stack, facts.arguments);
     if (!given.empty() && given[0].isTensor()) {
-        register_base(driver, lock, *given[0].toTensor().unsafeGetTensorImpl());
+        register_base(session, lock, *given[0].toTensor().unsafeGetTensorImpl());
     }
 }
 
 // Run an operator that returns a view. Such an operator allocates no memory and launches no kernel.
-void view(Driver& driver, const Facts& facts, OperatorCall& call, Locked& lock) {
+void view(Session& session, const Facts& facts, OperatorCall& call, Locked& lock) {
     torch::jit::Stack& stack = call.stack();
     const auto given = last_values(stack, facts.arguments);
     if (!given.empty() && given[0].isTensor()) {
         const c10::TensorImpl& tensor = *given[0].toTensor().unsafeGetTensorImpl();
         if (facts.returns == 0 && has_memory(tensor)) {  // `record_stream`, which returns nothing
-            driver.records_streams = true;
+            session.records_streams = true;
             if (is_placeholder(*tensor.unsafe_storage().unsafeGetStorageImpl())) {
                 // `record_stream` on an evicted tensor has nothing to do, because the tensor has no
                 // memory.
@@ -150,64 +152,64 @@ void view(Driver& driver, const Facts& facts, OperatorCall& call, Locked& lock) 
             }
         }
     }
-    register_first_argument(driver, facts, stack, lock);
-    const bool tells = facts.marks && driver.observers.due.tell_ranges;
+    register_first_argument(session, facts, stack, lock);
+    const bool tells = facts.marks && session.observers.due.tell_ranges;
     lock.unlock();
     if (tells) {
-        notify_range(driver.observers, facts.ends);
+        notify_range(session.observers, facts.ends);
     }
     pass(call);
 }
 
 // Run an operator that reads no element of its arguments. Its results are counted, but nothing is
 // evicted to make room for them.
-void query(Driver& driver, const Facts& facts, OperatorCall& call, Locked& lock) {
+void query(Session& session, const Facts& facts, OperatorCall& call, Locked& lock) {
     {
         const Unlocked others(lock);
         pass(call);
     }
-    driver.registry.drain();
-    driver.storages.count(0, count_results(driver, facts, call.results(facts.returns)), 0);
+    session.registry.drain();
+    session.storages.count(0, count_results(session, facts, call.results(facts.returns)), 0);
 }
 
 // Pin the operands of an operator that is captured into a CUDA graph, because the graph stores the
 // addresses of their memory.
-void keep_operands_of_graph(Driver& driver, const Facts& facts, const torch::jit::Stack& stack) {
-    driver.registry.drain();
+void keep_operands_of_graph(Session& session, const Facts& facts, const torch::jit::Stack& stack) {
+    session.registry.drain();
     each_memory(
         last_values(stack, facts.arguments), [&](std::uint32_t, const at::Tensor& tensor, bool) {
-            const auto* found = driver.registry.find(*tensor.storage().unsafeGetStorageImpl());
+            const auto* found = session.registry.find(*tensor.storage().unsafeGetStorageImpl());
             if (found == nullptr || found->record == nullptr) {
                 return;
             }
             if (found->record->placeholder) {
                 throw RecomputeDuringCaptureError(found->record->site());
             }
-            driver.held.pin_while_held(*found->record);
+            session.held.pin_while_held(*found->record);
         }
     );
 }
 
 // Run one operator of the program. Return false if notifications to Python must wait, because an
 // exception that Python raises here would end the process.
-bool run(Driver& driver, OperatorCall& call) {
+bool run(Session& session, OperatorCall& call) {
     Locked lock(std::adopt_lock);
     const Facts& facts = call.facts();
     const bool grad_mode = c10::GradMode::is_enabled();
     if (facts.in_place == nullptr || grad_mode) {
         forget_unpacked();
     }
-    if (driver.in_progress.observed != 0) [[unlikely]] {
+    if (session.in_progress.observed != 0) [[unlikely]] {
         if (Effects* effects = Effects::current()) {
             effects->run(facts, call, lock);
             return false;
         }
     }
-    const std::optional<c10::Stream> now = driver.device.stream_if_any();
+    const std::optional<c10::Stream> now = session.device.stream_if_any();
     // During CUDA graph capture, operators are neither counted nor recorded.
-    if (driver.device.is_capturing(now)) [[unlikely]] {
-        if (driver.held.evicts_last || driver.held.eviction) {
-            keep_operands_of_graph(driver, facts, call.stack());
+    if (session.device.is_capturing(now)) [[unlikely]] {
+        if (session.held.evicts_last || session.held.eviction) {
+            keep_operands_of_graph(session, facts, call.stack());
         }
         lock.unlock();
         pass(call);
@@ -215,7 +217,7 @@ bool run(Driver& driver, OperatorCall& call) {
     }
     // PyTorch calls query operators in places where an exception would end the process.
     if (facts.has(Traits::QUERY)) [[unlikely]] {
-        query(driver, facts, call, lock);
+        query(session, facts, call, lock);
         return false;
     }
     if (facts.unseen) [[unlikely]] {
@@ -227,15 +229,15 @@ bool run(Driver& driver, OperatorCall& call) {
     // A composite operator reaches this function in inference mode only. The operators that it
     // consists of reach it separately.
     if (facts.composed) [[unlikely]] {
-        register_first_argument(driver, facts, call.stack(), lock);
+        register_first_argument(session, facts, call.stack(), lock);
         lock.unlock();
         call.run();
     } else if (facts.view) [[unlikely]] {
-        view(driver, facts, call, lock);
+        view(session, facts, call, lock);
     } else if (facts.moves) [[unlikely]] {
-        set_memory(driver, facts, call, lock);
-    } else if (!driver.events.only_counting.on() || !run_counted(driver, facts, call, lock)) {
-        Operation(driver, facts, call, lock, grad_mode).run(now);
+        set_memory(session, facts, call, lock);
+    } else if (!session.events.only_counting.on() || !run_counted(session, facts, call, lock)) {
+        Operation(session, facts, call, lock, grad_mode).run(now);
     }
     return true;
 }
@@ -264,8 +266,8 @@ void on_operator(OperatorCall& call) {
     if (shares_key && run_for_fakes(call)) [[unlikely]] {
         return;
     }
-    const c10::intrusive_ptr<Driver> driver = lock_and_see(call.keys);
-    if (!driver) [[unlikely]] {
+    const c10::intrusive_ptr<Session> session = lock_and_see(call.keys);
+    if (!session) [[unlikely]] {
         if (PrivateGenerators* drawing = PrivateGenerators::current()) {
             drawing->intercept(call.op, call.stack(), [&] { call.run(); });
         } else {
@@ -273,9 +275,9 @@ void on_operator(OperatorCall& call) {
         }
         return;
     }
-    const bool told = translate_errors(*driver, [&] { return run(*driver, call); });
+    const bool told = translate_errors(*session, [&] { return run(*session, call); });
     if (told) [[likely]] {
-        notify(*driver);
+        notify(*session);
     }
 }
 

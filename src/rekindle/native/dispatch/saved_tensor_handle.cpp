@@ -43,12 +43,12 @@ bool is_result_of_newest_node(const at::Tensor& tensor) {
 
 SavedTensorHandle::~SavedTensorHandle() {
     if (record_ != nullptr) {
-        driver_->registry.free_queue.released(*record_);
-        if (driver_->registry.free_queue.late.load(std::memory_order_relaxed)) {
+        session_->registry.free_queue.released(*record_);
+        if (session_->registry.free_queue.late.load(std::memory_order_relaxed)) {
             process_pending_late();
         }
     }
-    release_without_waiting(std::move(driver_));
+    release_without_waiting(std::move(session_));
 }
 
 void SavedTensorHandle::call_pack_hook(const at::Tensor& tensor) {
@@ -59,50 +59,50 @@ void SavedTensorHandle::call_pack_hook(const at::Tensor& tensor) {
     }
     const bool by_its_own_node = is_result_of_newest_node(tensor);
     const bool plain = is_plain(impl) && is_plain_object(impl);
-    if (driver_->events.only_counting.on() && !kept_.defined() && plain) {
+    if (session_->events.only_counting.on() && !kept_.defined() && plain) {
         storage_ = storage_of(impl);
         note_tensor(impl, by_its_own_node);
         const Locked lock;
-        driver_->registry.note_saved(*storage_);
+        session_->registry.note_saved(*storage_);
         return;
     }
-    const bool packed = plain && !driver_->device.is_capturing() &&
-                        translate_errors(*driver_, [&] { return pack(impl, by_its_own_node); });
+    const bool packed = plain && !session_->device.is_capturing() &&
+                        translate_errors(*session_, [&] { return pack(impl, by_its_own_node); });
     if (!packed) {
         keep_as_it_is(tensor);
     }
-    notify(*driver_);
+    notify(*session_);
 }
 
 // Look up the storage record of `tensor`, and add a reference of autograd to it. Return false if
 // `tensor` has no memory.
 bool SavedTensorHandle::pack(const c10::TensorImpl& tensor, bool by_its_own_node) {
     Locked lock;
-    Driver& driver = *driver_;
-    driver.observers.due.owners_due |= driver.observers.due.models_due;
-    driver.frees.process_pending_if_needed();
-    bring_back(driver, lock, tensor);
-    StorageRecord* record = find_or_register(driver, lock, tensor);
+    Session& session = *session_;
+    session.observers.due.owners_due |= session.observers.due.models_due;
+    session.frees.process_pending_if_needed();
+    bring_back(session, lock, tensor);
+    StorageRecord* record = find_or_register(session, lock, tensor);
     if (record == nullptr) {
         return false;
     }
     if ((record->flags & (UNWRITTEN | ZEROED)) != 0) [[unlikely]] {
-        driver.room.seal(*record);
+        session.room.seal(*record);
         record->clear_flags();
     }
-    refer_to(driver, *record, tensor);
+    refer_to(session, *record, tensor);
     note_tensor(tensor, by_its_own_node);
     return true;
 }
 
 // Add a reference of autograd to `record`, the record of `tensor`.
 void SavedTensorHandle::refer_to(
-    Driver& driver, StorageRecord& record, const c10::TensorImpl& tensor
+    Session& session, StorageRecord& record, const c10::TensorImpl& tensor
 ) {
-    driver.storages.retain(record, storage_of(tensor));
+    session.storages.retain(record, storage_of(tensor));
     hold(static_cast<Storage&>(record));
     record_ = &record;
-    driver.sources.note_shared_version_counter(tensor);
+    session.sources.note_shared_version_counter(tensor);
     record.find_version_counter(tensor);
     if (record.version.expected < 0) {
         record.version.look();
@@ -149,22 +149,22 @@ bool is_read_by_operators() {
 }
 
 // Restore the saved value `record`, and do not evict it while the running backward node reads it.
-void bring_back_saved(Driver& driver, Locked& lock, StorageRecord& record) {
+void bring_back_saved(Session& session, Locked& lock, StorageRecord& record) {
     if (record.resident) {
-        driver.room.use(record);
-    } else if (driver.device.is_capturing()) {
+        session.room.use(record);
+    } else if (session.device.is_capturing()) {
         throw RecomputeDuringCaptureError(record.site());
     } else {
-        retry_evicting_held(driver, lock, [&] { driver.room.use(record); });
+        retry_evicting_held(session, lock, [&] { session.room.use(record); });
     }
-    if (driver.held.eviction) [[unlikely]] {
-        driver.held.eviction->pin_while_held(record);
+    if (session.held.eviction) [[unlikely]] {
+        session.held.eviction->pin_while_held(record);
     }
-    if (driver.device.streams.are_several() && !driver.device.is_capturing()) {
+    if (session.device.streams.are_several() && !session.device.is_capturing()) {
         if (const StoragePtr storage_impl = record.at()) {
-            driver.device.about_to_read(*storage_impl, record.id, driver.device.see());
-            if (driver.device.streams.order_of(record.id).again && !is_read_by_operators()) {
-                driver.device.hand_to_any_stream(*storage_impl);
+            session.device.about_to_read(*storage_impl, record.id, session.device.see());
+            if (session.device.streams.order_of(record.id).again && !is_read_by_operators()) {
+                session.device.hand_to_any_stream(*storage_impl);
             }
         }
     }
@@ -174,7 +174,7 @@ void bring_back_saved(Driver& driver, Locked& lock, StorageRecord& record) {
 
 at::Tensor SavedTensorHandle::call_unpack_hook() {
     const auto node = torch::autograd::get_current_node();
-    if (storage_ && driver_->events.only_counting.on()) {
+    if (storage_ && session_->events.only_counting.on()) {
         at::Tensor found = unpack_counted();
         note_unpacked(node.get(), found);
         return found;
@@ -184,17 +184,17 @@ at::Tensor SavedTensorHandle::call_unpack_hook() {
         note_unpacked(node.get(), kept_);
         return kept_;
     }
-    at::Tensor found = translate_errors(*driver_, [&] {
+    at::Tensor found = translate_errors(*session_, [&] {
         Locked lock;
-        Driver& driver = *driver_;
-        if (!driver.device.is_capturing()) {
-            driver.frees.process_pending_if_needed();
-            if (driver.events.tests.evict_before_every_op) [[unlikely]] {
-                driver.room.evict_all();
+        Session& session = *session_;
+        if (!session.device.is_capturing()) {
+            session.frees.process_pending_if_needed();
+            if (session.events.tests.evict_before_every_op) [[unlikely]] {
+                session.room.evict_all();
             }
         }
         if (storage_) [[unlikely]] {
-            track(driver, lock);
+            track(session, lock);
         }
         if (record_ == nullptr) [[unlikely]] {  // a storage without bytes has no record
             check_version("a tensor");
@@ -207,8 +207,8 @@ at::Tensor SavedTensorHandle::call_unpack_hook() {
             return elsewhere;
         }
         if (StorageRecord& record = current(*record_); record.replayable || !record.held) {
-            bring_back_saved(driver, lock, record);
-            driver.observers.unpacked.add(node.get(), record.id);
+            bring_back_saved(session, lock, record);
+            session.observers.unpacked.add(node.get(), record.id);
         }
         if (kept_.defined()) [[unlikely]] {
             return kept_;
@@ -222,7 +222,7 @@ at::Tensor SavedTensorHandle::call_unpack_hook() {
         TORCH_CHECK(storage_impl, "a value that should be in memory is not; please report this");
         return in(storage_impl);
     });
-    notify(*driver_);
+    notify(*session_);
     note_unpacked(node.get(), found);
     return found;
 }
@@ -241,24 +241,24 @@ at::Tensor SavedTensorHandle::unpack_counted() const {
 
 // Refer to the saved tensor by a record. The mode in which operators are only counted has ended, so
 // its storage may have been evicted for a value that was written there later.
-void SavedTensorHandle::track(Driver& driver, Locked& lock) {
-    retry_evicting_held(driver, lock, [&] { driver.room.bring_back(*storage_); });
+void SavedTensorHandle::track(Session& session, Locked& lock) {
+    retry_evicting_held(session, lock, [&] { session.room.bring_back(*storage_); });
     const at::Tensor saved = in(std::exchange(storage_, StoragePtr()));
     const c10::TensorImpl& tensor = *saved.unsafeGetTensorImpl();
-    StorageRecord* record = find_or_register(driver, lock, tensor);
+    StorageRecord* record = find_or_register(session, lock, tensor);
     if (record == nullptr) {
         kept_ = saved;
         return;
     }
-    refer_to(driver, *record, tensor);
+    refer_to(session, *record, tensor);
 }
 
 // Return another saved-tensor handle for the same tensor.
 std::unique_ptr<SavedTensorHandle> SavedTensorHandle::another() const {
-    auto made = std::make_unique<SavedTensorHandle>(driver_);
+    auto made = std::make_unique<SavedTensorHandle>(session_);
     if (record_ != nullptr) {
         const Locked lock;
-        driver_->engine.retain(current(*record_));
+        session_->engine.retain(current(*record_));
         hold(static_cast<Storage&>(*record_));
         made->record_ = record_;
     }
@@ -338,11 +338,11 @@ at::Tensor SavedTensorHandle::saved_now() const {
     if (auto tensor = saved_.lock()) {
         return tensor_of(std::move(tensor));
     }
-    if (!driver_->registry.moved_tensors.any()) [[likely]] {
+    if (!session_->registry.moved_tensors.any()) [[likely]] {
         return {};
     }
     const auto lock = locked_if_not_mine();
-    return driver_->registry.moved_tensors.find(saved_._unsafe_get_target());
+    return session_->registry.moved_tensors.find(saved_._unsafe_get_target());
 }
 
 // Return the tensor that the program saved, if it is alive and unchanged. Autograd uses this tensor

@@ -14,7 +14,7 @@
 //    makes the record resident (memory/room/room.cpp), which may recompute the value by its
 //    recipe (memory/records/recipe.cpp). Then it builds a tensor with the noted geometry.
 // 5. Autograd destroys the handle with the graph. The destructor only enqueues the record; the
-//    driver releases the reference before the next operator.
+//    session releases the reference before the next operator.
 //
 // While operators are only counted (memory/room/only_counting.h), steps 2 and 4 are shorter: the
 // handle itself holds the storage, which has no record. If a handle is unpacked after that mode has
@@ -33,7 +33,7 @@
 #include <utility>
 
 #include "../base/slab.h"
-#include "../memory/driver.h"
+#include "../memory/session.h"
 
 namespace rekindle {
 
@@ -44,7 +44,8 @@ namespace rekindle {
 class SavedTensorHandle final : public torch::autograd::SavedVariableHooks,
                                 public Pooled<SavedTensorHandle> {
 public:
-    explicit SavedTensorHandle(c10::intrusive_ptr<Driver> driver) : driver_(std::move(driver)) {}
+    explicit SavedTensorHandle(c10::intrusive_ptr<Session> session)
+        : session_(std::move(session)) {}
 
     SavedTensorHandle(const SavedTensorHandle&) = delete;
     SavedTensorHandle& operator=(const SavedTensorHandle&) = delete;
@@ -64,8 +65,8 @@ private:
     bool pack(const c10::TensorImpl& tensor, bool by_its_own_node);
     void keep_as_it_is(const at::Tensor& tensor);
     void note_tensor(const c10::TensorImpl& tensor, bool by_its_own_node);
-    void refer_to(Driver& driver, StorageRecord& record, const c10::TensorImpl& tensor);
-    void track(Driver& driver, Locked& lock);
+    void refer_to(Session& session, StorageRecord& record, const c10::TensorImpl& tensor);
+    void track(Session& session, Locked& lock);
     at::Tensor unpack_counted() const;
     void check_version(const char* maker) const;
     [[noreturn]] void refuse_modified(const char* maker) const;
@@ -75,7 +76,7 @@ private:
     std::int64_t bytes_reached() const;
     at::Tensor in(const StoragePtr& storage_impl) const;
 
-    c10::intrusive_ptr<Driver> driver_;
+    c10::intrusive_ptr<Session> session_;
     // storage record of the saved tensor, counted as a reference; null: the tensor is in `kept_`
     StorageRecord* record_ = nullptr;
     c10::impl::SizesAndStrides geometry_;

@@ -142,13 +142,13 @@ bool Operation::is_trusted_or_tried() {
     const Bytes nbytes = std::max<Bytes>(0, parsed_.signature->needed);
     if (!parsed_.written.empty() || facts_.writes || facts_.rng_state_args != 0) {
         if (is_tried) {
-            driver_.observers.kept_calls.add(facts_, "it writes to its arguments", nbytes);
+            session_.observers.kept_calls.add(facts_, "it writes to its arguments", nbytes);
         }
         return false;
     }
     Probation& probation = parsed_.signature->probation;
     if (probation.is_kept()) {
-        driver_.observers.kept_calls.add(facts_, probation.why(), nbytes);
+        session_.observers.kept_calls.add(facts_, probation.why(), nbytes);
         return false;
     }
     // A program whose calls never repeat would pay for a second run of each call.
@@ -157,7 +157,7 @@ bool Operation::is_trusted_or_tried() {
     }
     tried_ = !probation.is_trusted() && probation.is_due();
     if (!tried_ && !probation.is_trusted()) {
-        driver_.observers.kept_calls.add(
+        session_.observers.kept_calls.add(
             facts_, "no later call with these arguments was tried", nbytes
         );
     }
@@ -179,7 +179,7 @@ void Operation::look_for_effects() {
             }
         }
     }
-    Effects& effects = rare().effects.emplace(driver_, storages);
+    Effects& effects = rare().effects.emplace(session_, storages);
     if (tried_ && recording_) {
         effects.expect(facts_, boxed_arguments());
     } else if (probation.writes()) {
@@ -251,7 +251,7 @@ void Operation::stand_trial() {
         }
     }
     if (tried_ && probation.is_kept()) {
-        driver_.observers.kept_calls.add(facts_, probation.why(), results.nbytes);
+        session_.observers.kept_calls.add(facts_, probation.why(), results.nbytes);
     }
     recording_ = recording_ && probation.is_trusted();
 }
@@ -259,10 +259,10 @@ void Operation::stand_trial() {
 // Make room for the results of a second run, and for the comparison. The first results are in
 // memory, but not counted yet. If there is no room, return false instead of raising.
 bool Operation::find_room_for_trial(Bytes nbytes) {
-    const Bytes compared = driver_.device.queues() ? nbytes : 0;
+    const Bytes compared = session_.device.queues() ? nbytes : 0;
     needed_ = 2 * nbytes + compared;
     if (!fits()) {
-        driver_.room.clear(needed_ + inside_ + driver_.room.kept_back(needed_ + inside_));
+        session_.room.clear(needed_ + inside_ + session_.room.kept_back(needed_ + inside_));
     }
     return fits();
 }
@@ -280,12 +280,12 @@ void Operation::try_again() {
         storages.push_back(storage_impl);
         tensors.push_back(signature.geometries[i].in(storage_impl));
     }
-    ++driver_.in_progress.started;
+    ++session_.in_progress.started;
     torch::jit::Stack again;
     Nanoseconds elapsed = 0;
     try {
         const KernelOperands operands{std::span<const StoragePtr>(storages)};
-        const Running running(driver_, needed_ + inside_, !facts_.is_aten);
+        const Running running(session_, needed_ + inside_, !facts_.is_aten);
         const Unlocked others(lock_);
         again = call_again(
             signature,
@@ -300,7 +300,7 @@ void Operation::try_again() {
             }
         );
     } catch (std::exception& error) {
-        driver_.registry.drain();
+        session_.registry.drain();
         if (ends_the_program(error)) {
             interrupted(error);
             throw;
@@ -312,8 +312,8 @@ void Operation::try_again() {
         }
         return;
     }
-    driver_.registry.drain();
-    if (!driver_.device.queues()) {
+    session_.registry.drain();
+    if (!session_.device.queues()) {
         signature.sample(elapsed);  // the first run took longer, because it was watched
     }
     compare_runs(again, storages);
@@ -333,7 +333,7 @@ void Operation::compare_runs(const torch::jit::Stack& again, std::span<const Sto
         const Unlocked others(lock_);  // the kernel of `equal` may be the program's own code
         why = difference(returned(), last_values(again, facts_.returns), storages);
     }
-    driver_.registry.drain();
+    session_.registry.drain();
     if (why != nullptr) {
         probation.failed(why);
         return;

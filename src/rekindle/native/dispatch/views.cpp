@@ -29,13 +29,13 @@
 
 namespace rekindle {
 
-void register_base(Driver& driver, Locked& lock, const c10::TensorImpl& whole) {
+void register_base(Session& session, Locked& lock, const c10::TensorImpl& whole) {
     if (has_memory(whole)) {
-        driver.frees.process_pending_if_needed();
-        if (driver.registry.find(*whole.unsafe_storage().unsafeGetStorageImpl()) == nullptr) {
-            find_or_register(driver, lock, whole);
+        session.frees.process_pending_if_needed();
+        if (session.registry.find(*whole.unsafe_storage().unsafeGetStorageImpl()) == nullptr) {
+            find_or_register(session, lock, whole);
         }
-        driver.sources.note_shared_version_counter(whole);
+        session.sources.note_shared_version_counter(whole);
     }
 }
 
@@ -59,19 +59,19 @@ struct View<Op, redispatch> final {
             call_kernel_behind(find<Op>(), keys, stack);
             return std::move(stack.back()).to<Result>();
         }
-        if (const c10::intrusive_ptr<Driver> driver = lock_and_see(keys)) {
-            translate_errors(*driver, [&] {
+        if (const c10::intrusive_ptr<Session> session = lock_and_see(keys)) {
+            translate_errors(*session, [&] {
                 Locked lock(std::adopt_lock);
                 // A view that the body of an operator makes of its own result must not register the
                 // result as memory that was there before.
                 const bool is_inside =
-                    driver->in_progress.observed != 0 && Effects::current() != nullptr;
-                if (!is_inside && !driver->events.only_counting.on() &&
-                    !driver->device.is_capturing()) {
-                    register_base(*driver, lock, *whole.unsafeGetTensorImpl());
+                    session->in_progress.observed != 0 && Effects::current() != nullptr;
+                if (!is_inside && !session->events.only_counting.on() &&
+                    !session->device.is_capturing()) {
+                    register_base(*session, lock, *whole.unsafeGetTensorImpl());
                 }
             });
-            notify(*driver);
+            notify(*session);
         }
         const c10::impl::ExcludeDispatchKeyGuard guard(KEY);
         return redispatch(keys & BELOW_KEY, whole, std::forward<Rest>(rest)...);

@@ -3,13 +3,13 @@
 
 #include <torch/library.h>
 
-#include "../memory/driver.h"
+#include "../memory/session.h"
 
 namespace rekindle {
 
 // Count the memory of `whole`, the base of a view, against the budget from now on: the program may
 // read it through the view. Needs the session mutex.
-void register_base(Driver& driver, Locked& lock, const c10::TensorImpl& whole);
+void register_base(Session& session, Locked& lock, const c10::TensorImpl& whole);
 // Register kernels with typed (unboxed) arguments for the most frequent view operators. They are
 // faster than the fallback.
 void register_view_kernels(torch::Library& aten);

@@ -12,7 +12,7 @@ namespace {
 
 struct DeferredReleases final {
     SpinLock& flag = leaf(Leaf::parked);
-    std::vector<c10::intrusive_ptr<Driver>> drivers;
+    std::vector<c10::intrusive_ptr<Session>> sessions;
 };
 
 DeferredReleases& parked() {
@@ -22,24 +22,24 @@ DeferredReleases& parked() {
 
 }  // namespace
 
-void release_without_waiting(c10::intrusive_ptr<Driver> driver) noexcept {
-    if (driver.use_count() > 1 || the_mutex().mine()) {
+void release_without_waiting(c10::intrusive_ptr<Session> session) noexcept {
+    if (session.use_count() > 1 || the_mutex().mine()) {
         return;
     }
     if (the_mutex().try_lock()) {
-        driver.reset();
+        session.reset();
         the_mutex().unlock();
         return;
     }
     const std::scoped_lock guard(parked().flag);
-    parked().drivers.push_back(std::move(driver));
+    parked().sessions.push_back(std::move(session));
 }
 
 void release_deferred() noexcept {
-    std::vector<c10::intrusive_ptr<Driver>> drivers;
+    std::vector<c10::intrusive_ptr<Session>> sessions;
     {
         const std::scoped_lock guard(parked().flag);
-        drivers.swap(parked().drivers);
+        sessions.swap(parked().sessions);
     }
 }
 

@@ -26,18 +26,18 @@
 
 #include "../base/mutex.h"
 #include "../torch/geometry.h"
-#include "driver.h"
 #include "held/held.h"
 #include "notify.h"
 #include "observers/program.h"
 #include "room/without_copies.h"
+#include "session.h"
 
 namespace rekindle {
 
 // Prepare for an eviction that may include user-held values.
-inline void about_to_let_go(Driver& driver, Locked& lock) {
-    if (driver.held.eviction && driver.held.eviction->open) {
-        driver.held.eviction->about_to_let_go(lock);
+inline void about_to_let_go(Session& session, Locked& lock) {
+    if (session.held.eviction && session.held.eviction->open) {
+        session.held.eviction->about_to_let_go(lock);
     }
 }
 
@@ -45,20 +45,20 @@ inline void about_to_let_go(Driver& driver, Locked& lock) {
 // has registered its own operands as a `Reader`. Releases the session mutex for a moment. Return
 // false, without running `step`, if no user-held value may be evicted now.
 template <class Step>
-bool with_held_evictable(Driver& driver, Locked& lock, Step&& step) {
-    if (!driver.held.evicts_last) {
+bool with_held_evictable(Session& session, Locked& lock, Step&& step) {
+    if (!session.held.evicts_last) {
         return false;
     }
     bool known = false;
     {
         const Unlocked others(lock);
-        known = all_threads_are_known(driver.observers);
+        known = all_threads_are_known(session.observers);
     }
-    driver.registry.drain();
-    if (!known || !driver.held.evicts_last || driver.in_progress.reading_anything != 0) {
+    session.registry.drain();
+    if (!known || !session.held.evicts_last || session.in_progress.reading_anything != 0) {
         return false;
     }
-    const EvictHeldLast resort(driver.held);
+    const EvictHeldLast resort(session.held);
     step();
     return true;
 }
@@ -66,31 +66,31 @@ bool with_held_evictable(Driver& driver, Locked& lock, Step&& step) {
 // Run `step`. If it does not fit into the budget, run it once more while user-held values may be
 // evicted.
 template <class Step>
-void retry_evicting_held(Driver& driver, Locked& lock, Step&& step) {
-    or_without_copies(driver.frees, lock, [&] {
+void retry_evicting_held(Session& session, Locked& lock, Step&& step) {
+    or_without_copies(session.frees, lock, [&] {
         // with `evict="anything"`, user-held values are candidates already, so a second try would
         // not help
-        if (driver.held.eviction) [[unlikely]] {
-            about_to_let_go(driver, lock);
-            driver.held.eviction->attempt(step);
+        if (session.held.eviction) [[unlikely]] {
+            about_to_let_go(session, lock);
+            session.held.eviction->attempt(step);
             return;
         }
         std::optional<OutOfBudgetError> shortage = out_of_budget_of(step);
         if (!shortage) [[likely]] {
             return;
         }
-        if (!with_held_evictable(driver, lock, step)) {
+        if (!with_held_evictable(session, lock, step)) {
             throw OutOfBudgetError(*std::move(shortage));
         }
     });
 }
 
 // Restore the contents of `tensor`, if they were evicted while the program held the tensor.
-inline void bring_back(Driver& driver, Locked& lock, const c10::TensorImpl& tensor) {
-    if (driver.registry.placeholders != 0 && has_memory(tensor)) [[unlikely]] {
+inline void bring_back(Session& session, Locked& lock, const c10::TensorImpl& tensor) {
+    if (session.registry.placeholders != 0 && has_memory(tensor)) [[unlikely]] {
         c10::StorageImpl& storage_impl = *tensor.unsafe_storage().unsafeGetStorageImpl();
         if (is_placeholder(storage_impl)) {
-            retry_evicting_held(driver, lock, [&] { driver.room.bring_back(storage_impl); });
+            retry_evicting_held(session, lock, [&] { session.room.bring_back(storage_impl); });
         }
     }
 }
@@ -99,28 +99,28 @@ inline void bring_back(Driver& driver, Locked& lock, const c10::TensorImpl& tens
 // it has no record yet. If it does not fit into the budget otherwise, evict user-held values to
 // make room.
 inline StorageRecord* find_or_register(
-    Driver& driver, Locked& lock, const c10::TensorImpl& tensor
+    Session& session, Locked& lock, const c10::TensorImpl& tensor
 ) {
     const AddressEntry* found =
-        driver.registry.find(*tensor.unsafe_storage().unsafeGetStorageImpl());
+        session.registry.find(*tensor.unsafe_storage().unsafeGetStorageImpl());
     if (found != nullptr) {
         StorageRecord* known = found->record;
         return known != nullptr && !known->untracked ? known
-                                                     : driver.sources.find_or_register(tensor);
+                                                     : session.sources.find_or_register(tensor);
     }
     StorageRecord* record = nullptr;
-    retry_evicting_held(driver, lock, [&] { record = driver.sources.find_or_register(tensor); });
+    retry_evicting_held(session, lock, [&] { record = session.sources.find_or_register(tensor); });
     return record;
 }
 
 // Take the session mutex, and run `act`, the body of a function that Python calls. Before that,
 // process storages and handles that were freed, because `act` may evict values.
 template <class F>
-auto settled(Driver& driver, F&& act) {
-    return translate_errors(driver, [&] {
+auto settled(Session& session, F&& act) {
+    return translate_errors(session, [&] {
         Locked lock;
-        about_to_let_go(driver, lock);
-        driver.frees.process_pending();
+        about_to_let_go(session, lock);
+        session.frees.process_pending();
         return std::forward<F>(act)(lock);
     });
 }

@@ -6,33 +6,33 @@
 #include <utility>
 
 #include "../ops/errors.h"
-#include "driver.h"
 #include "observers/program.h"
 #include "room/own_policy.h"
+#include "session.h"
 
 namespace rekindle {
 
 // Take a snapshot of a new peak of memory, with the current line of the program. Errors that Python
 // raises are printed, except those that end the program.
-void note_peak(Driver& driver);
+void note_peak(Session& session);
 // Notify Python that operators ran. Python then notes the current source line of the program.
-void notify_places(Driver& driver);
+void notify_places(Session& session);
 // Let Python warn that a copy to or from the host failed.
-void notify_complaint(Driver& driver);
+void notify_complaint(Session& session);
 
 // Deliver queued events to the user's own policy in Python. Throws the errors that the policy
 // raises.
-inline void notify_policy(const Driver& driver) {
-    if (driver.own_policy != nullptr) [[unlikely]] {
-        driver.own_policy->deliver_events();
+inline void notify_policy(const Session& session) {
+    if (session.own_policy != nullptr) [[unlikely]] {
+        session.own_policy->deliver_events();
     }
 }
 
-// Deliver all pending notifications of `driver` to Python.
-inline void notify(Driver& driver) {
-    Observers& observers = driver.observers;
+// Deliver all pending notifications of `session` to Python.
+inline void notify(Session& session) {
+    Observers& observers = session.observers;
     if (observers.peak_watch.due && !looks_later()) [[unlikely]] {
-        note_peak(driver);
+        note_peak(session);
     }
     if (observers.due.samples_due) [[unlikely]] {
         notify_samples(observers);
@@ -44,22 +44,22 @@ inline void notify(Driver& driver) {
         notify_losses(observers);
     }
     if (observers.due.places_due) [[unlikely]] {
-        notify_places(driver);
+        notify_places(session);
     }
-    if (driver.events.swapper != nullptr && driver.events.swapper->complaint_due) [[unlikely]] {
-        notify_complaint(driver);
+    if (session.events.swapper != nullptr && session.events.swapper->complaint_due) [[unlikely]] {
+        notify_complaint(session);
     }
-    notify_policy(driver);
+    notify_policy(session);
 }
 
 // Run `f`, and turn errors of the core into Python exceptions. `f` must release the session mutex
 // before it throws.
 template <class F>
-auto translate_errors(Driver& driver, F&& f) {
+auto translate_errors(Session& session, F&& f) {
     try {
         return std::forward<F>(f)();
     } catch (const Error& error) {
-        error.raise(driver);
+        error.raise(session);
     }
 }
 

@@ -56,25 +56,25 @@ OpId maker_of(StorageRecord& record) {
 }
 
 // Return the number of the allocation that holds the contents of `tensor`, or 0.
-AllocationId allocation_of(Driver& driver, const c10::TensorImpl& tensor) {
+AllocationId allocation_of(Session& session, const c10::TensorImpl& tensor) {
     if (!has_memory(tensor)) {
         return 0;
     }
     const AddressEntry* found =
-        driver.registry.find(*tensor.unsafe_storage().unsafeGetStorageImpl());
+        session.registry.find(*tensor.unsafe_storage().unsafeGetStorageImpl());
     return found == nullptr ? 0 : found->allocation;
 }
 
 }  // namespace
 
 void add_owned(
-    Driver& driver,
+    Session& session,
     Snapshot& snapshot,
     const c10::TensorImpl& tensor,
     Owned::Kind kind,
     const void* parameter
 ) {
-    if (const AllocationId allocation = allocation_of(driver, tensor); allocation != 0) {
+    if (const AllocationId allocation = allocation_of(session, tensor); allocation != 0) {
         snapshot.owned.push_back({allocation, kind, parameter});
     }
 }
@@ -82,45 +82,45 @@ void add_owned(
 namespace {
 
 // Write into `snapshot` which allocation is the gradient of the leaf tensor `leaf`.
-void add_gradient(Driver& driver, Snapshot& snapshot, const at::Tensor& leaf) {
+void add_gradient(Session& session, Snapshot& snapshot, const at::Tensor& leaf) {
     const at::Tensor& gradient = leaf.grad();
     if (gradient.defined()) {
         const c10::TensorImpl& found = *gradient.unsafeGetTensorImpl();
         add_owned(
-            driver, snapshot, found, Owned::Kind::gradient, object_of(*leaf.unsafeGetTensorImpl())
+            session, snapshot, found, Owned::Kind::gradient, object_of(*leaf.unsafeGetTensorImpl())
         );
     }
 }
 
 // Write into `snapshot` which allocations are parameters of modules, buffers, and gradients of
 // parameters.
-void add_tensors_of_modules(Driver& driver, Snapshot& snapshot) {
-    driver.observers.module_tensors.each([&](const at::Tensor& tensor, bool parameter) {
+void add_tensors_of_modules(Session& session, Snapshot& snapshot) {
+    session.observers.module_tensors.each([&](const at::Tensor& tensor, bool parameter) {
         const c10::TensorImpl& found = *tensor.unsafeGetTensorImpl();
         if (!parameter) {
-            add_owned(driver, snapshot, found, Owned::Kind::buffer, nullptr);
+            add_owned(session, snapshot, found, Owned::Kind::buffer, nullptr);
             return;
         }
-        add_owned(driver, snapshot, found, Owned::Kind::parameter, object_of(found));
+        add_owned(session, snapshot, found, Owned::Kind::parameter, object_of(found));
         if (tensor.is_leaf()) {
-            add_gradient(driver, snapshot, tensor);
+            add_gradient(session, snapshot, tensor);
         }
     });
 }
 
 // Add `record`, a storage that is in memory, to `snapshot`.
-void add_storage(Driver& driver, Snapshot& snapshot, StorageRecord& record) {
-    int flags = flags_of(record, driver.observers.unpacked);
+void add_storage(Session& session, Snapshot& snapshot, StorageRecord& record) {
+    int flags = flags_of(record, session.observers.unpacked);
     const void* parameter = nullptr;
     if (record.parameter) {
         if (const at::Tensor origin(record.origin.lock()); origin.defined()) {
             flags |= Holder::PARAMETER;
             parameter = object_of(*origin.unsafeGetTensorImpl());
-            add_gradient(driver, snapshot, origin);
+            add_gradient(session, snapshot, origin);
         }
     }
     const AddressEntry* found =
-        record.address == nullptr ? nullptr : driver.registry.table.find(record.address);
+        record.address == nullptr ? nullptr : session.registry.table.find(record.address);
     snapshot.holders.push_back({
         record.nbytes,
         found == nullptr ? 0 : found->allocation,
@@ -134,10 +134,10 @@ void add_storage(Driver& driver, Snapshot& snapshot, StorageRecord& record) {
 
 }  // namespace
 
-void take_snapshot(Driver& driver, Snapshot& snapshot, ProgramLine line) {
-    driver.frees.process_pending();
-    snapshot.memory = driver.engine.memory;
-    snapshot.clock = driver.engine.clock;
+void take_snapshot(Session& session, Snapshot& snapshot, ProgramLine line) {
+    session.frees.process_pending();
+    snapshot.memory = session.engine.memory;
+    snapshot.clock = session.engine.clock;
     snapshot.line = std::move(line);
     snapshot.holders.clear();
     snapshot.owned.clear();
@@ -146,13 +146,13 @@ void take_snapshot(Driver& driver, Snapshot& snapshot, ProgramLine line) {
     if (!gradients_stay()) {
         return;
     }
-    add_tensors_of_modules(driver, snapshot);
-    for (Storage* each = driver.engine.first_storage(); each != nullptr; each = each->next) {
+    add_tensors_of_modules(session, snapshot);
+    for (Storage* each = session.engine.first_storage(); each != nullptr; each = each->next) {
         if (each->resident && each->nbytes != 0) {
-            add_storage(driver, snapshot, record_of(*each));
+            add_storage(session, snapshot, record_of(*each));
         }
     }
-    driver.registry.table.each_counted([&](const void* /*address*/, const AddressEntry& counted) {
+    session.registry.table.each_counted([&](const void* /*address*/, const AddressEntry& counted) {
         const int flags = Holder::COUNTED | (counted.saved ? Holder::REFERENCED : 0);
         const char* site = counted.maker == nullptr ? "" : counted.maker->name.c_str();
         const AllocationId allocation = counted.allocation;
@@ -160,38 +160,38 @@ void take_snapshot(Driver& driver, Snapshot& snapshot, ProgramLine line) {
     });
 }
 
-void take_peak_snapshot(Driver& driver, ProgramLine line) {
-    driver.observers.peak_watch.due = false;
-    driver.frees.process_pending();
-    if (!driver.observers.peak_watch.is_outdated(driver.engine.memory)) {
+void take_peak_snapshot(Session& session, ProgramLine line) {
+    session.observers.peak_watch.due = false;
+    session.frees.process_pending();
+    if (!session.observers.peak_watch.is_outdated(session.engine.memory)) {
         return;  // the program freed values that were part of the peak
     }
-    take_snapshot(driver, driver.observers.peak_watch.snapshot, std::move(line));
-    if (!driver.device.queues()) {
-        driver.observers.peak_watch.snapshot.resident = resident_bytes();
-        driver.observers.peak_watch.snapshot.cached = the_arena().cached();
+    take_snapshot(session, session.observers.peak_watch.snapshot, std::move(line));
+    if (!session.device.queues()) {
+        session.observers.peak_watch.snapshot.resident = resident_bytes();
+        session.observers.peak_watch.snapshot.cached = the_arena().cached();
     }
-    driver.observers.peak_watch.taken(driver.engine.memory);
+    session.observers.peak_watch.taken(session.engine.memory);
 }
 
-void expect_peak(Driver& driver, Bytes nbytes, ProgramLine line) {
-    driver.observers.peak_watch.expect(nbytes);
-    take_peak_snapshot(driver, std::move(line));
+void expect_peak(Session& session, Bytes nbytes, ProgramLine line) {
+    session.observers.peak_watch.expect(nbytes);
+    take_peak_snapshot(session, std::move(line));
 }
 
-Bytes evicted_bytes(const Driver& driver) {
+Bytes evicted_bytes(const Session& session) {
     Bytes total = 0;
-    for (const Storage* each = driver.engine.first_storage(); each != nullptr; each = each->next) {
+    for (const Storage* each = session.engine.first_storage(); each != nullptr; each = each->next) {
         const bool wanted = !each->dead() || static_cast<const StorageRecord*>(each)->placeholder;
         total += !each->resident && wanted ? each->nbytes : 0;
     }
     return total;
 }
 
-std::vector<at::Tensor> program_tensors(Driver& driver) {
-    driver.frees.process_pending();
+std::vector<at::Tensor> program_tensors(Session& session) {
+    session.frees.process_pending();
     std::vector<at::Tensor> found;
-    for (Storage* each = driver.engine.first_storage(); each != nullptr; each = each->next) {
+    for (Storage* each = session.engine.first_storage(); each != nullptr; each = each->next) {
         if (at::Tensor origin(record_of(*each).origin.lock()); each->resident && origin.defined()) {
             found.push_back(std::move(origin));
         }

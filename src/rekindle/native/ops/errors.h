@@ -15,7 +15,7 @@
 
 namespace rekindle {
 
-class Driver;
+class Session;
 struct Facts;
 
 // Base class of the native core's errors.
@@ -25,7 +25,7 @@ public:
     explicit Error(const char* said) noexcept : said_(said) {}
 
     // Throw the Python exception that the program gets for this error.
-    [[noreturn]] virtual void raise(Driver& driver) const = 0;
+    [[noreturn]] virtual void raise(Session& session) const = 0;
 
     const char* what() const noexcept override { return said_; }
 
@@ -43,7 +43,7 @@ struct OutOfBudgetError final : Error {
           budget(most),
           who(std::move(whose)) {}
 
-    [[noreturn]] void raise(Driver& driver) const override;
+    [[noreturn]] void raise(Session& session) const override;
 
     Bytes needed;
     Bytes memory;
@@ -71,7 +71,7 @@ struct DeviceOutOfMemoryError final : Error {
     explicit DeviceOutOfMemoryError(std::string what)
         : Error("out of memory: the device has no more"), said(std::move(what)) {}
 
-    [[noreturn]] void raise(Driver& driver) const override;
+    [[noreturn]] void raise(Session& session) const override;
 
     std::string said;
 };
@@ -82,7 +82,7 @@ struct WrongDeviceError final : Error {
     explicit WrongDeviceError(c10::Device where)
         : Error("the program uses another device than the budget"), found(where) {}
 
-    [[noreturn]] void raise(Driver& driver) const override;
+    [[noreturn]] void raise(Session& session) const override;
 
     c10::Device found;
 };
@@ -93,7 +93,7 @@ struct RecomputeDuringCaptureError final : Error {
     explicit RecomputeDuringCaptureError(const char* maker)
         : Error("an evicted value was asked for while a graph was captured"), site(maker) {}
 
-    [[noreturn]] void raise(Driver& driver) const override;
+    [[noreturn]] void raise(Session& session) const override;
 
     const char* site;
 };
@@ -105,7 +105,7 @@ struct UnsupportedOperatorError final : Error {
     explicit UnsupportedOperatorError(const Facts& op, bool in_python = false)
         : Error("an operator is refused within a budget"), facts(&op), by_python(in_python) {}
 
-    [[noreturn]] void raise(Driver& driver) const override;
+    [[noreturn]] void raise(Session& session) const override;
 
     const Facts* facts;
     bool by_python;
@@ -119,7 +119,7 @@ struct ChangedSizeError final : Error {
           now(made),
           before(once) {}
 
-    [[noreturn]] void raise(Driver& driver) const override;
+    [[noreturn]] void raise(Session& session) const override;
 
     const Facts* facts;
     Bytes now;
@@ -131,7 +131,7 @@ struct ResizedInputError final : Error {
     ResizedInputError(Bytes there, Bytes once)
         : Error("a tensor was resized that a value is computed from"), now(there), before(once) {}
 
-    [[noreturn]] void raise(Driver& driver) const override;
+    [[noreturn]] void raise(Session& session) const override;
 
     Bytes now;
     Bytes before;
@@ -145,7 +145,7 @@ struct GatheredInputError final : Error {
           nbytes(size),
           changed(others) {}
 
-    [[noreturn]] void raise(Driver& driver) const override;
+    [[noreturn]] void raise(Session& session) const override;
 
     Bytes nbytes;
     bool changed;
@@ -160,7 +160,7 @@ struct ModifiedInputError final : Error {
           now(is),
           expected(was) {}
 
-    [[noreturn]] void raise(Driver& driver) const override;
+    [[noreturn]] void raise(Session& session) const override;
 
     const char* site;
     std::int64_t now;
@@ -173,7 +173,7 @@ struct ExternalWriteError final : Error {
     explicit ExternalWriteError(const char* maker)
         : Error("memory that a value is computed from was written outside PyTorch"), site(maker) {}
 
-    [[noreturn]] void raise(Driver& driver) const override;
+    [[noreturn]] void raise(Session& session) const override;
 
     const char* site;
 };
@@ -183,7 +183,7 @@ struct SwapReadError final : Error {
     explicit SwapReadError(std::string maker)
         : Error("a value that was swapped out could not be read back"), site(std::move(maker)) {}
 
-    [[noreturn]] void raise(Driver& driver) const override;
+    [[noreturn]] void raise(Session& session) const override;
 
     std::string site;
 };
@@ -193,7 +193,7 @@ struct SwapReadError final : Error {
 struct MissingInputError final : Error {
     MissingInputError() : Error("a value that should be in memory is not; please report this") {}
 
-    [[noreturn]] void raise(Driver& driver) const override;
+    [[noreturn]] void raise(Session& session) const override;
 };
 
 }  // namespace rekindle

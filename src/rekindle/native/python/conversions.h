@@ -14,11 +14,11 @@
 
 #include "../base/mutex.h"
 #include "../memory/deferred_releases.h"
-#include "../memory/driver.h"
+#include "../memory/session.h"
 
 namespace rekindle {
 
-inline constexpr const char* DRIVER = "rekindle.native.Driver";
+inline constexpr const char* SESSION = "rekindle.native.Session";
 
 class Object final {  // Owning reference to a Python object.
 public:
@@ -74,23 +74,23 @@ void parse(PyObject* arguments, const char* format, Pointers... pointers) {
     must(PyArg_ParseTuple(arguments, format, pointers...) != 0);
 }
 
-inline Driver& driver_of(PyObject* capsule) {
-    void* found = PyCapsule_GetPointer(capsule, DRIVER);
+inline Session& session_of(PyObject* capsule) {
+    void* found = PyCapsule_GetPointer(capsule, SESSION);
     must(found != nullptr);
-    return *static_cast<Driver*>(found);
+    return *static_cast<Session*>(found);
 }
 
-// Return the driver that a module function got as its only argument, a capsule.
-inline Driver& driver_in(PyObject* arguments) {
+// Return the session that a module function got as its only argument, a capsule.
+inline Session& session_in(PyObject* arguments) {
     PyObject* capsule = nullptr;
     parse(arguments, "O", &capsule);
-    return driver_of(capsule);
+    return session_of(capsule);
 }
 
-// Destructor of the Python capsule that holds a driver.
-inline void release_driver(PyObject* capsule) {
-    if (void* found = PyCapsule_GetPointer(capsule, DRIVER)) {
-        release_without_waiting(c10::intrusive_ptr<Driver>::reclaim(static_cast<Driver*>(found)));
+// Destructor of the Python capsule that holds a session.
+inline void release_session(PyObject* capsule) {
+    if (void* found = PyCapsule_GetPointer(capsule, SESSION)) {
+        release_without_waiting(c10::intrusive_ptr<Session>::reclaim(static_cast<Session*>(found)));
     }
 }
 
@@ -136,16 +136,16 @@ inline PyObject* nothing() {
 
 // set_flag(driver, on) -> None
 //
-// Set one flag of the driver or of one of its members. `path`: the C++ member pointers that lead
-// from the driver to the flag.
+// Set one flag of the session or of one of its members. `path`: the C++ member pointers that lead
+// from the session to the flag.
 template <auto... path>
 PyObject* set_flag(PyObject* arguments) {
     PyObject* capsule = nullptr;
     int on = 0;
     parse(arguments, "Op", &capsule, &on);
-    Driver& driver = driver_of(capsule);
+    Session& session = session_of(capsule);
     const Locked lock;
-    (driver.*....*path) = on != 0;  // follows the chain: driver.*part.*flag
+    (session.*....*path) = on != 0;  // follows the chain: session.*part.*flag
     return nothing();
 }
 

@@ -25,13 +25,13 @@
 namespace rekindle {
 
 PyObject* evict_all(PyObject* arguments) {
-    Driver& driver = driver_in(arguments);
-    translate_errors(driver, [&] {
+    Session& session = session_in(arguments);
+    translate_errors(session, [&] {
         Locked lock;
-        driver.frees.process_pending();
-        about_to_let_go(driver, lock);
-        driver.room.evict_all();
-        with_held_evictable(driver, lock, [&] { driver.room.evict_all(); });
+        session.frees.process_pending();
+        about_to_let_go(session, lock);
+        session.room.evict_all();
+        with_held_evictable(session, lock, [&] { session.room.evict_all(); });
     });
     return nothing();
 }
@@ -50,8 +50,8 @@ PyObject* longest_chain(PyObject* arguments) {
     int calls = 0;
     parse(arguments, "Oi", &capsule, &calls);
     const Locked lock;
-    driver_of(capsule).history.longest_chain = calls;
-    driver_of(capsule).history.next_check = calls;
+    session_of(capsule).history.longest_chain = calls;
+    session_of(capsule).history.next_check = calls;
     return nothing();
 }
 
@@ -60,27 +60,27 @@ PyObject* count_only(PyObject* arguments) {
     long long operators = 0;
     parse(arguments, "OL", &capsule, &operators);
     const Locked lock;
-    driver_of(capsule).events.only_counting.begin_for(operators);
+    session_of(capsule).events.only_counting.begin_for(operators);
     return nothing();
 }
 
 PyObject* counts_only(PyObject* arguments) {
-    return PyBool_FromLong(driver_in(arguments).events.only_counting.on() ? 1 : 0);
+    return PyBool_FromLong(session_in(arguments).events.only_counting.on() ? 1 : 0);
 }
 
 PyObject* list_recomputed_ops(PyObject* arguments) {
-    Driver& driver = driver_in(arguments);
+    Session& session = session_in(arguments);
     const Locked lock;
-    driver.events.tests.list_recomputed_ops = true;
+    session.events.tests.list_recomputed_ops = true;
     return nothing();
 }
 
 PyObject* recomputed_ops(PyObject* arguments) {
-    const Driver& driver = driver_in(arguments);
+    const Session& session = session_in(arguments);
     std::vector<const Facts*> found;
     {
         const Locked lock;
-        found = driver.events.tests.recomputed_ops;
+        found = session.events.tests.recomputed_ops;
     }
     Object list(PyList_New(0));
     for (const Facts* facts : found) {
@@ -91,11 +91,11 @@ PyObject* recomputed_ops(PyObject* arguments) {
 }
 
 PyObject* in_flight(PyObject* arguments) {
-    const Driver& driver = driver_in(arguments);
+    const Session& session = session_in(arguments);
     std::array<std::int64_t, 2> found{};
     {
         const Locked lock;
-        found = {driver.in_progress.operators, driver.engine.in_flight};
+        found = {session.in_progress.operators, session.engine.in_flight};
     }
     return tuple_of(found);
 }
@@ -110,13 +110,13 @@ PyObject* disable_for_tests(PyObject* arguments) {
     parse(arguments, "Os", &capsule, &name);
     const std::string_view what = name;
     const Locked lock;
-    Driver& driver = driver_of(capsule);
-    driver.room.backoff.lowers = driver.room.backoff.lowers && what != "fitted";
-    if (driver.events.swapper) {
-        driver.events.swapper->ahead = driver.events.swapper->ahead && what != "ahead";
+    Session& session = session_of(capsule);
+    session.room.backoff.lowers = session.room.backoff.lowers && what != "fitted";
+    if (session.events.swapper) {
+        session.events.swapper->ahead = session.events.swapper->ahead && what != "ahead";
     }
-    driver.taking_over.allowed = driver.taking_over.allowed && what != "in_place";
-    Device& device = driver.device;
+    session.taking_over.allowed = session.taking_over.allowed && what != "in_place";
+    Device& device = session.device;
     device.learns = device.learns && what != "took";
     device.guesses = device.guesses && what != "guess";
     device.orders = device.orders && what != "in_order";
@@ -131,11 +131,11 @@ PyObject* disable_for_tests(PyObject* arguments) {
 }
 
 PyObject* in_place(PyObject* arguments) {
-    const Driver& driver = driver_in(arguments);
-    Driver::TakingOver count;
+    const Session& session = session_in(arguments);
+    Session::TakingOver count;
     {
         const Locked lock;
-        count = driver.taking_over;
+        count = session.taking_over;
     }
     const bool any = count.fewest != std::numeric_limits<std::int64_t>::max();
     const Object fewest(any ? PyLong_FromLongLong(count.fewest) : nothing());
@@ -179,8 +179,8 @@ PyObject* fitted(PyObject* arguments) {
     long long nbytes = 0;
     parse(arguments, "OL", &capsule, &nbytes);
     const Locked lock;
-    Driver& driver = driver_of(capsule);
-    driver.room.backoff.fitted(nbytes, driver.engine.budget);
+    Session& session = session_of(capsule);
+    session.room.backoff.fitted(nbytes, session.engine.budget);
     return nothing();
 }
 
@@ -190,8 +190,8 @@ PyObject* interrupt(PyObject* arguments) {
     int before = 0;
     parse(arguments, "Oip", &capsule, &replays, &before);
     const Locked lock;
-    driver_of(capsule).events.tests.interrupt_in = replays;
-    driver_of(capsule).events.tests.interrupt_before = before != 0;
+    session_of(capsule).events.tests.interrupt_in = replays;
+    session_of(capsule).events.tests.interrupt_before = before != 0;
     return nothing();
 }
 
@@ -200,7 +200,7 @@ PyObject* refuse(PyObject* arguments) {
     long long operators = 0;
     parse(arguments, "OL", &capsule, &operators);
     const Locked lock;
-    const std::int64_t left = std::exchange(driver_of(capsule).events.tests.refuse_in, operators);
+    const std::int64_t left = std::exchange(session_of(capsule).events.tests.refuse_in, operators);
     return PyLong_FromLongLong(left);
 }
 
@@ -231,16 +231,16 @@ PyObject* open_journal(PyObject* arguments) {
     Py_ssize_t entries = 0;
     parse(arguments, "On", &capsule, &entries);
     const Locked lock;
-    driver_of(capsule).engine.journal.open(static_cast<std::size_t>(entries));
+    session_of(capsule).engine.journal.open(static_cast<std::size_t>(entries));
     return nothing();
 }
 
 PyObject* journal(PyObject* arguments) {
-    const Driver& driver = driver_in(arguments);
+    const Session& session = session_in(arguments);
     std::vector<Entry> entries;
     {
         const Locked lock;
-        driver.engine.journal.each([&](const Entry& entry) { entries.push_back(entry); });
+        session.engine.journal.each([&](const Entry& entry) { entries.push_back(entry); });
     }
     Object list(PyList_New(0));
     for (const Entry& each : entries) {
@@ -256,9 +256,9 @@ PyObject* journal(PyObject* arguments) {
 }
 
 PyObject* remembered(PyObject* arguments) {
-    const Driver& driver = driver_in(arguments);
+    const Session& session = session_in(arguments);
     const Locked lock;
-    return PyLong_FromSize_t(learner_of(driver)->remembered());
+    return PyLong_FromSize_t(learner_of(session)->remembered());
 }
 
 PyObject* remember_at_most(PyObject* arguments) {
@@ -266,7 +266,7 @@ PyObject* remember_at_most(PyObject* arguments) {
     Py_ssize_t operators = 0;
     parse(arguments, "On", &capsule, &operators);
     const Locked lock;
-    learner_of(driver_of(capsule))->longest = static_cast<std::size_t>(operators);
+    learner_of(session_of(capsule))->longest = static_cast<std::size_t>(operators);
     return nothing();
 }
 

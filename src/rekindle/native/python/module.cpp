@@ -17,11 +17,11 @@
 #include "../dispatch/in_place.h"
 #include "../dispatch/proxy.h"
 #include "../dispatch/runtime.h"
-#include "../memory/driver.h"
 #include "../memory/evict_held_last.h"
 #include "../memory/notify.h"
 #include "../memory/room/own_policy.h"
 #include "../memory/room/swapper.h"
+#include "../memory/session.h"
 #include "../ops/kernel_operands.h"
 #include "../steps/learner.h"
 #include "../torch/dispatch_key.h"
@@ -43,9 +43,6 @@
 
 namespace {
 
-using rekindle::Driver;
-using rekindle::driver_in;
-using rekindle::driver_of;
 using rekindle::Events;
 using rekindle::Locked;
 using rekindle::must;
@@ -55,6 +52,9 @@ using rekindle::Observers;
 using rekindle::parse;
 using rekindle::PythonChooser;
 using rekindle::Room;
+using rekindle::Session;
+using rekindle::session_in;
+using rekindle::session_of;
 using rekindle::Sources;
 using rekindle::tensor_of;
 
@@ -205,15 +205,15 @@ PyObject* backward_node(PyObject* arguments) {
 // Make recorded traces mark results that would be written over a gradient if Rekindle's own
 // dispatch mode were off.
 PyObject* predict_in_place(PyObject* arguments) {
-    Driver& driver = driver_in(arguments);
+    Session& session = session_in(arguments);
     const Locked lock;
-    driver.taking_over.predicted = true;
+    session.taking_over.predicted = true;
     return nothing();
 }
 
-// new_driver(budget, device, assumed, learns, evicts_held_last, score, chooser) -> driver
+// new_driver(budget, device, assumed, learns, evicts_held_last, score, chooser) -> session
 //
-// Make a driver; see `Driver` in memory/driver.h. A negative `budget` means no limit.
+// Make a session; see `Session` in memory/session.h. A negative `budget` means no limit.
 // `evicts_held_last`: evict values that the user's variables hold as a last resort. `score`: the
 // settings (costs, by_size, by_staleness, root) of a built-in policy. `chooser`: a policy written
 // in Python that replaces the built-in one, or None.
@@ -253,31 +253,32 @@ PyObject* new_driver(PyObject* arguments) {
     rekindle::notify_gone();
     const rekindle::Bytes most = budget < 0 ? rekindle::UNLIMITED : budget;
     const c10::Device where(device);
-    auto driver =
-        c10::make_intrusive<Driver>(most, where, assumed != 0, learns != 0, policy, std::move(own));
+    auto session = c10::make_intrusive<Session>(
+        most, where, assumed != 0, learns != 0, policy, std::move(own)
+    );
     if (learns != 0) {
-        driver->steps = std::make_unique<rekindle::Learner>(*driver);
-        driver->observers.steps = driver->steps.get();
+        session->steps = std::make_unique<rekindle::Learner>(*session);
+        session->observers.steps = session->steps.get();
     }
-    driver->held.evicts_last = evicts_held_last != 0 && rekindle::can_make_placeholders();
+    session->held.evicts_last = evicts_held_last != 0 && rekindle::can_make_placeholders();
     {
         const Locked lock;
-        driver->storages.open();
+        session->storages.open();
     }
-    Driver* made = driver.get();
-    Object capsule(PyCapsule_New(made, rekindle::DRIVER, &rekindle::release_driver));
-    static_cast<void>(driver.release());
+    Session* made = session.get();
+    Object capsule(PyCapsule_New(made, rekindle::SESSION, &rekindle::release_session));
+    static_cast<void>(session.release());
     return capsule.give();
 }
 
 // driver_id(driver) -> int
 //
-// Return the id of the driver. Calls from the core into Python pass this id to say which driver
+// Return the id of the session. Calls from the core into Python pass this id to say which session
 // they are about.
 PyObject* driver_id(PyObject* arguments) {
-    PyObject* driver = nullptr;
-    parse(arguments, "O", &driver);
-    return PyLong_FromSsize_t(driver_of(driver).observers.number);
+    PyObject* session = nullptr;
+    parse(arguments, "O", &session);
+    return PyLong_FromSsize_t(session_of(session).observers.number);
 }
 
 // shares_key() -> bool
@@ -314,55 +315,55 @@ PyObject* rejoin(PyObject* /*arguments*/) {
 
 // bind_thread(driver) -> None
 //
-// Make the current thread run within the budget of `driver`, or within no budget (None).
+// Make the current thread run within the budget of `session`, or within no budget (None).
 PyObject* bind_thread(PyObject* arguments) {
-    PyObject* driver = nullptr;
-    parse(arguments, "O", &driver);
-    rekindle::join(driver == Py_None ? nullptr : &driver_of(driver));
+    PyObject* session = nullptr;
+    parse(arguments, "O", &session);
+    rekindle::join(session == Py_None ? nullptr : &session_of(session));
     return nothing();
 }
 
 // activate(driver) -> None
 //
-// Make `driver` the active driver of this process, which handles operators.
+// Make `session` the active session of this process, which handles operators.
 PyObject* activate(PyObject* arguments) {
-    PyObject* driver = nullptr;
-    parse(arguments, "O", &driver);
-    if (driver_of(driver).uses_arena) {
-        rekindle::the_arena().open(driver_of(driver).engine.budget);
+    PyObject* session = nullptr;
+    parse(arguments, "O", &session);
+    if (session_of(session).uses_arena) {
+        rekindle::the_arena().open(session_of(session).engine.budget);
     }
-    rekindle::set_active(c10::intrusive_ptr<Driver>::reclaim_copy(&driver_of(driver)));
+    rekindle::set_active(c10::intrusive_ptr<Session>::reclaim_copy(&session_of(session)));
     return nothing();
 }
 
 // deactivate(driver) -> None
 //
-// End the budget of `driver`: restore evicted values that the program holds. From now on, process
+// End the budget of `session`: restore evicted values that the program holds. From now on, process
 // each freed storage at once.
 PyObject* deactivate(PyObject* arguments) {
-    PyObject* driver = nullptr;
-    parse(arguments, "O", &driver);
+    PyObject* session = nullptr;
+    parse(arguments, "O", &session);
     rekindle::set_active({});
-    rekindle::translate_errors(driver_of(driver), [&] {
+    rekindle::translate_errors(session_of(session), [&] {
         const Locked lock;
-        driver_of(driver).close();
+        session_of(session).close();
     });
-    rekindle::notify_policy(driver_of(driver));
+    rekindle::notify_policy(session_of(session));
     rekindle::release_deferred();
     return nothing();
 }
 
-// Parse the arguments (driver, tensor), and call `act` with both if the tensor has memory.
+// Parse the arguments (session, tensor), and call `act` with both if the tensor has memory.
 template <class F>
 PyObject* to_tensor(PyObject* arguments, F&& act) {
     PyObject* capsule = nullptr;
     PyObject* object = nullptr;
     parse(arguments, "OO", &capsule, &object);
-    Driver& driver = driver_of(capsule);
+    Session& session = session_of(capsule);
     const c10::TensorImpl& tensor = tensor_of(object);
-    rekindle::settled(driver, [&](Locked& lock) {
+    rekindle::settled(session, [&](Locked& lock) {
         if (rekindle::has_memory(tensor)) {
-            act(driver, lock, tensor);
+            act(session, lock, tensor);
         }
     });
     return nothing();
@@ -372,8 +373,8 @@ PyObject* to_tensor(PyObject* arguments, F&& act) {
 //
 // Pin the storage of `tensor`.
 PyObject* keep(PyObject* arguments) {
-    return to_tensor(arguments, [](Driver& driver, Locked&, const c10::TensorImpl& tensor) {
-        driver.sources.keep(tensor);
+    return to_tensor(arguments, [](Session& session, Locked&, const c10::TensorImpl& tensor) {
+        session.sources.keep(tensor);
     });
 }
 
@@ -396,8 +397,8 @@ PyObject* to_absent_tensor(PyObject* arguments, F&& act) {
 // Restore the contents of `tensor` if it was evicted.
 PyObject* bring_back(PyObject* arguments) {
     return to_absent_tensor(
-        arguments, [](Driver& driver, Locked& lock, const c10::TensorImpl& tensor) {
-            rekindle::bring_back(driver, lock, tensor);
+        arguments, [](Session& session, Locked& lock, const c10::TensorImpl& tensor) {
+            rekindle::bring_back(session, lock, tensor);
         }
     );
 }
@@ -408,9 +409,9 @@ PyObject* bring_back(PyObject* arguments) {
 // Called because code outside of PyTorch gets the address of the tensor.
 PyObject* pin_exposed_address(PyObject* arguments) {
     return to_absent_tensor(
-        arguments, [](Driver& driver, Locked& lock, const c10::TensorImpl& tensor) {
-            rekindle::bring_back(driver, lock, tensor);
-            driver.held.pin_exposed_address(*tensor.unsafe_storage().unsafeGetStorageImpl());
+        arguments, [](Session& session, Locked& lock, const c10::TensorImpl& tensor) {
+            rekindle::bring_back(session, lock, tensor);
+            session.held.pin_exposed_address(*tensor.unsafe_storage().unsafeGetStorageImpl());
         }
     );
 }
@@ -438,12 +439,12 @@ PyObject* make_room(PyObject* arguments) {
     long long bytes = 0;
     const char* who = nullptr;
     parse(arguments, "OLs", &capsule, &bytes, &who);
-    Driver& driver = driver_of(capsule);
-    rekindle::translate_errors(driver, [&] {
+    Session& session = session_of(capsule);
+    rekindle::translate_errors(session, [&] {
         Locked lock;
-        driver.frees.process_pending();
-        rekindle::retry_evicting_held(driver, lock, [&] { driver.room.make_room(bytes, who); });
-        driver.room.refuse_for_tests(who);
+        session.frees.process_pending();
+        rekindle::retry_evicting_held(session, lock, [&] { session.room.make_room(bytes, who); });
+        session.room.refuse_for_tests(who);
     });
     return nothing();
 }
@@ -465,29 +466,29 @@ PyObject* about_to_resize(PyObject* arguments) {
     long long bytes = 0;
     long long newest = 0;
     parse(arguments, "OKLL", &capsule, &address, &bytes, &newest);
-    Driver& driver = driver_of(capsule);
+    Session& session = session_of(capsule);
     c10::StorageImpl& storage_impl = storage_at(address);
-    const bool known = rekindle::settled(driver, [&](Locked& /*lock*/) {
-        return driver.resizes.about_to_resize(storage_impl, bytes, newest);
+    const bool known = rekindle::settled(session, [&](Locked& /*lock*/) {
+        return session.resizes.about_to_resize(storage_impl, bytes, newest);
     });
     return PyBool_FromLong(known ? 1 : 0);
 }
 
-// Parse the arguments (driver, address of a storage), and call `act`, a member function of the
-// driver, with the storage. Do nothing if the current thread runs an operator with this storage.
+// Parse the arguments (session, address of a storage), and call `act`, a member function of the
+// session, with the storage. Do nothing if the current thread runs an operator with this storage.
 template <auto act>
 PyObject* to_storage(PyObject* arguments) {
     PyObject* capsule = nullptr;
     unsigned long long address = 0;
     parse(arguments, "OK", &capsule, &address);
-    Driver& driver = driver_of(capsule);
+    Session& session = session_of(capsule);
     c10::StorageImpl& storage_impl = storage_at(address);
     if (!rekindle::KernelOperands::has(storage_impl)) {
-        rekindle::translate_errors(driver, [&] {
+        rekindle::translate_errors(session, [&] {
             Locked lock;
-            rekindle::about_to_let_go(driver, lock);
-            rekindle::retry_evicting_held(driver, lock, [&] {
-                (driver.sources.*act)(storage_impl);
+            rekindle::about_to_let_go(session, lock);
+            rekindle::retry_evicting_held(session, lock, [&] {
+                (session.sources.*act)(storage_impl);
             });
         });
     }
@@ -504,7 +505,7 @@ PyObject* suspend_origin_tracking(PyObject* arguments) {
     parse(arguments, "OO", &capsule, &object);
     const c10::TensorImpl& tensor = tensor_of(object);
     const Locked lock;
-    driver_of(capsule).swapped_tensors.suspend(tensor);
+    session_of(capsule).swapped_tensors.suspend(tensor);
     return nothing();
 }
 
@@ -512,9 +513,9 @@ PyObject* suspend_origin_tracking(PyObject* arguments) {
 //
 // Make new weak references to the tensors that were passed to `suspend_origin_tracking`.
 PyObject* resume_origin_tracking(PyObject* arguments) {
-    Driver& driver = driver_in(arguments);
+    Session& session = session_in(arguments);
     const Locked lock;
-    driver.swapped_tensors.resume();
+    session.swapped_tensors.resume();
     return nothing();
 }
 
@@ -522,9 +523,9 @@ PyObject* resume_origin_tracking(PyObject* arguments) {
 //
 // Record that the resize that `about_to_resize` announced has been done.
 PyObject* resized(PyObject* arguments) {
-    Driver& driver = driver_in(arguments);
+    Session& session = session_in(arguments);
     const Locked lock;
-    driver.resizes.has_been_resized();
+    session.resizes.has_been_resized();
     return nothing();
 }
 
@@ -536,7 +537,7 @@ PyObject* never_recompute(PyObject* arguments) {
     int more = 0;
     parse(arguments, "Oi", &capsule, &more);
     const Locked lock;
-    driver_of(capsule).never_recompute += more;
+    session_of(capsule).never_recompute += more;
     return nothing();
 }
 
@@ -551,19 +552,19 @@ PyObject* unpack(PyObject* arguments) {
 
 // check(driver) -> None
 //
-// Raise AssertionError if an invariant of the driver or its engine does not hold.
+// Raise AssertionError if an invariant of the session or its engine does not hold.
 PyObject* check(PyObject* arguments) {
-    Driver& driver = driver_in(arguments);
+    Session& session = session_in(arguments);
     const Locked lock;
-    driver.frees.process_pending();
-    if (const auto fault = driver.engine.check()) {
+    session.frees.process_pending();
+    if (const auto fault = session.engine.check()) {
         const auto storage = static_cast<long long>(fault->storage);
         PyErr_Format(PyExc_AssertionError, "%s (storage %lld)", fault->what, storage);
         Object::throw_error();
     }
-    const char* fault = driver.registry.fault(driver.engine.first_storage());
-    if (fault == nullptr && driver.events.swapper != nullptr) {
-        fault = driver.events.swapper->fault();
+    const char* fault = session.registry.fault(session.engine.first_storage());
+    if (fault == nullptr && session.events.swapper != nullptr) {
+        fault = session.events.swapper->fault();
     }
     if (fault != nullptr) {
         PyErr_SetString(PyExc_AssertionError, fault);
@@ -612,7 +613,7 @@ PyObject* arena(PyObject* /*arguments*/) {
 
 // drivers_alive() -> int
 //
-// Return the number of drivers in this process, also of ended budgets whose graphs still exist.
+// Return the number of sessions in this process, also of ended budgets whose graphs still exist.
 PyObject* drivers_alive(PyObject* /*arguments*/) {
     return PyLong_FromSize_t(rekindle::drivers_alive());
 }
@@ -628,14 +629,14 @@ PyObject* count_allocations(PyObject* /*arguments*/) {
 // -- the module -----------------------------------------------------------------------------------
 
 // Turn an error of the core into a Python exception. The first argument of every function that may
-// throw such an error is a driver.
+// throw such an error is a session.
 template <PyObject* (*function)(PyObject*)>
 PyObject* in_words_of(PyObject* arguments) {
     try {
         return function(arguments);
     } catch (const rekindle::Error& error) {
         if (PyTuple_GET_SIZE(arguments) > 0) {
-            error.raise(driver_of(PyTuple_GET_ITEM(arguments, 0)));
+            error.raise(session_of(PyTuple_GET_ITEM(arguments, 0)));
         }
         throw;
     }
@@ -682,12 +683,13 @@ PyMethodDef methods[] = {
     method<rekindle::backoff>("backoff"),
     method<
         rekindle::
-            set_flag<&Driver::observers, &Observers::due, &rekindle::Notifications::tell_ranges>>(
+            set_flag<&Session::observers, &Observers::due, &rekindle::Notifications::tell_ranges>>(
         "tell_ranges"
     ),
-    method<rekindle::set_flag<&Driver::room, &Room::stepping>>("stepping"),
-    method<rekindle::
-               set_flag<&Driver::observers, &Observers::due, &rekindle::Notifications::models_due>>(
+    method<rekindle::set_flag<&Session::room, &Room::stepping>>("stepping"),
+    method<
+        rekindle::
+            set_flag<&Session::observers, &Observers::due, &rekindle::Notifications::models_due>>(
         "models_due"
     ),
     method<rekindle::new_parameters>("new_parameters"),
@@ -738,7 +740,7 @@ PyMethodDef methods[] = {
     method<rekindle::end_recording>("end_recording"),
     method<
         rekindle::
-            set_flag<&Driver::observers, &Observers::due, &rekindle::Notifications::notes_places>>(
+            set_flag<&Session::observers, &Observers::due, &rekindle::Notifications::notes_places>>(
         "notes_places"
     ),
     method<suspend_origin_tracking>("suspend_origin_tracking"),
@@ -752,11 +754,10 @@ PyMethodDef methods[] = {
     method<rekindle::remember_workspaces>("remember_workspaces"),
     method<rekindle::take_new_workspaces>("take_new_workspaces"),
     method<rekindle::repeated_calls>("repeated_calls"),
-    method<
-        rekindle::
-            set_flag<&Driver::events, &Events::tests, &rekindle::TestHooks::evict_before_every_op>>(
-        "evict_before_every_op"
-    ),
+    method<rekindle::set_flag<
+        &Session::events,
+        &Events::tests,
+        &rekindle::TestHooks::evict_before_every_op>>("evict_before_every_op"),
     method<rekindle::evict_all>("evict_all"),
     method<rekindle::bytes_of_positions>("bytes_of_positions"),
     method<rekindle::longest_chain>("longest_chain"),
@@ -786,7 +787,7 @@ PyMethodDef methods[] = {
     method<rekindle::tallied>("tallied"),
     method<rekindle::places_in>("places_in"),
     method<rekindle::unwritten_bytes>("unwritten_bytes"),
-    method<rekindle::set_flag<&Driver::uses_arena>>("uses_arena"),
+    method<rekindle::set_flag<&Session::uses_arena>>("uses_arena"),
     method<arena>("arena"),
     method<count_allocations>("count_allocations"),
     method<drivers_alive>("drivers_alive"),

@@ -58,7 +58,7 @@ template <class... Numbers>
 }  // namespace
 
 void init_callbacks(PyObject* answers) {
-    // Keep a reference to `answers` forever, because drivers may outlive Python modules.
+    // Keep a reference to `answers` forever, because sessions may outlive Python modules.
     Py_INCREF(answers);
     python().answers = answers;
     python().files = Object(PyDict_New()).give();
@@ -124,10 +124,10 @@ void notify_owners(Observers& observers) {
     ask("owners", "n", observers.number);
 }
 
-void notify_complaint(Driver& driver) {
-    driver.events.swapper->complaint_due = false;
+void notify_complaint(Session& session) {
+    session.events.swapper->complaint_due = false;
     if (Py_IsInitialized() != 0) {
-        driver.events.swapper->copies.complain();
+        session.events.swapper->copies.complain();
     }
 }
 
@@ -136,12 +136,12 @@ void notify_losses(Observers& observers) {
     ask("losses", "n", observers.number);
 }
 
-void notify_places(Driver& driver) {
-    driver.observers.due.places_due = false;
+void notify_places(Session& session) {
+    session.observers.due.places_due = false;
     ask("places",
         "nL",
-        driver.observers.number,
-        static_cast<long long>(driver.registry.records.operators()));
+        session.observers.number,
+        static_cast<long long>(session.registry.records.operators()));
 }
 
 void notify_range(const Observers& observers, bool ends) {
@@ -259,15 +259,15 @@ ProgramLine program_line() {
     return line;
 }
 
-void note_peak(Driver& driver) {
+void note_peak(Session& session) {
     try {
         ProgramLine line = program_line();
         {
             const Locked lock;
-            take_peak_snapshot(driver, std::move(line));
+            take_peak_snapshot(session, std::move(line));
         }
-        if (driver.observers.due.notes_places) {  // Python also stores each snapshot as text
-            ask("peak", "n", driver.observers.number);
+        if (session.observers.due.notes_places) {  // Python also stores each snapshot as text
+            ask("peak", "n", session.observers.number);
         }
     } catch (python_error& error) {
         if (ends_the_program(error)) {
@@ -326,10 +326,10 @@ at::Tensor unpack(PyObject* handle) {
 namespace {
 
 // True while a call of `report_destroyed` is pending. Python has few places for pending calls, so
-// one call reports all drivers that were destroyed before it.
+// one call reports all sessions that were destroyed before it.
 std::atomic<bool> report_is_pending = false;
 
-// Tell Python that drivers were destroyed. Runs in the main thread (`Py_AddPendingCall`).
+// Tell Python that sessions were destroyed. Runs in the main thread (`Py_AddPendingCall`).
 int report_destroyed(void* /*nothing*/) {
     report_is_pending = false;
     PyObject* done = PyObject_CallMethod(python().answers, "gone", nullptr);
@@ -343,7 +343,7 @@ int report_destroyed(void* /*nothing*/) {
 
 }  // namespace
 
-// A driver may be destroyed in any thread and under any lock. So let the main thread tell Python
+// A session may be destroyed in any thread and under any lock. So let the main thread tell Python
 // about it later, when Python can run code.
 void notify_gone() noexcept {
     if (Py_IsInitialized() == 0 || python().answers == nullptr ||
@@ -352,15 +352,15 @@ void notify_gone() noexcept {
     }
     if (Py_AddPendingCall(&report_destroyed, nullptr) != 0) {
         report_is_pending =
-            false;  // no place: the next driver that is made or destroyed tries again
+            false;  // no place: the next session that is made or destroyed tries again
     }
 }
 
-void OutOfBudgetError::raise(Driver& driver) const {
+void OutOfBudgetError::raise(Session& session) const {
     throw_python(
         "out_of_budget",
         "nLLLsLL",
-        driver.observers.number,
+        session.observers.number,
         static_cast<long long>(needed),
         static_cast<long long>(memory),
         static_cast<long long>(budget),
@@ -370,50 +370,50 @@ void OutOfBudgetError::raise(Driver& driver) const {
     );
 }
 
-void DeviceOutOfMemoryError::raise(Driver& driver) const {
-    throw_python("device_full", "ns", driver.observers.number, said.c_str());
+void DeviceOutOfMemoryError::raise(Session& session) const {
+    throw_python("device_full", "ns", session.observers.number, said.c_str());
 }
 
-void WrongDeviceError::raise(Driver& driver) const {
-    throw_python("on_wrong_device", "ns", driver.observers.number, found.str().c_str());
+void WrongDeviceError::raise(Session& session) const {
+    throw_python("on_wrong_device", "ns", session.observers.number, found.str().c_str());
 }
 
-void RecomputeDuringCaptureError::raise(Driver& /*driver*/) const {
+void RecomputeDuringCaptureError::raise(Session& /*session*/) const {
     throw_python("recomputed_in_a_graph", "s", site);
 }
 
-void UnsupportedOperatorError::raise(Driver& /*driver*/) const {
+void UnsupportedOperatorError::raise(Session& /*session*/) const {
     throw_python(by_python ? "unseen_by_python" : "unseen_collective", "s", facts->name.c_str());
 }
 
-void ChangedSizeError::raise(Driver& /*driver*/) const {
+void ChangedSizeError::raise(Session& /*session*/) const {
     const auto made = static_cast<long long>(now);
     throw_python("changed_size", "sLL", facts->name.c_str(), made, static_cast<long long>(before));
 }
 
-void ResizedInputError::raise(Driver& /*driver*/) const {
+void ResizedInputError::raise(Session& /*session*/) const {
     const auto there = static_cast<long long>(now);
     throw_python("resized_input", "LL", there, static_cast<long long>(before));
 }
 
-void GatheredInputError::raise(Driver& /*driver*/) const {
+void GatheredInputError::raise(Session& /*session*/) const {
     throw_python("gathered_input", "Li", static_cast<long long>(nbytes), changed ? 1 : 0);
 }
 
-void ModifiedInputError::raise(Driver& /*driver*/) const {
+void ModifiedInputError::raise(Session& /*session*/) const {
     const auto is = static_cast<long long>(now);
     throw_python("modified_input", "sLL", site, is, static_cast<long long>(expected));
 }
 
-void ExternalWriteError::raise(Driver& /*driver*/) const {
+void ExternalWriteError::raise(Session& /*session*/) const {
     throw_python("foreign_input", "s", site);
 }
 
-void SwapReadError::raise(Driver& driver) const {
-    throw_python("swap_failed", "ns", driver.observers.number, site.c_str());
+void SwapReadError::raise(Session& session) const {
+    throw_python("swap_failed", "ns", session.observers.number, site.c_str());
 }
 
-void MissingInputError::raise(Driver& /*driver*/) const {
+void MissingInputError::raise(Session& /*session*/) const {
     TORCH_CHECK(false, what());
 }
 

@@ -29,15 +29,15 @@ void add_storages(const at::Tensor& tensor, StorageList& storages) {
 // For `evict="auto"`: restore `storages`, and register that Python code reads them, so that they
 // are not evicted meanwhile. Return a number for `end_reading`.
 std::int64_t begin_held_read(
-    Driver& driver, const StorageList& storages, bool saved, Locked& lock
+    Session& session, const StorageList& storages, bool saved, Locked& lock
 ) {
-    const std::int64_t number = driver.held.begin_reading(storages, saved);
+    const std::int64_t number = session.held.begin_reading(storages, saved);
     try {
         for (const c10::StorageImpl* storage_impl : storages) {
-            retry_evicting_held(driver, lock, [&] { driver.room.bring_back(*storage_impl); });
+            retry_evicting_held(session, lock, [&] { session.room.bring_back(*storage_impl); });
         }
     } catch (...) {
-        driver.held.end_reading(number);
+        session.held.end_reading(number);
         throw;
     }
     return number;
@@ -50,16 +50,16 @@ std::int64_t begin_held_read(
 // From now on, evict values that the user's variables hold like all others (`evict="anything"`).
 // Must be called before the budget is entered.
 PyObject* evict_anything(PyObject* arguments) {
-    Driver& driver = driver_in(arguments);
+    Session& session = session_in(arguments);
     TORCH_CHECK(
         can_make_placeholders(),
         "this torch cannot make an evicted storage raise an error when it is read"
     );
     const Locked lock;
-    driver.held.eviction = std::make_unique<HeldEviction>(
-        driver.frees, driver.room, driver.sources, driver.history, driver.in_progress
+    session.held.eviction = std::make_unique<HeldEviction>(
+        session.frees, session.room, session.sources, session.history, session.in_progress
     );
-    driver.events.only_counting.allowed = false;
+    session.events.only_counting.allowed = false;
     return nothing();
 }
 
@@ -67,12 +67,12 @@ PyObject* evict_anything(PyObject* arguments) {
 //
 // Return the number of storages that are evicted although the program holds tensors in them.
 PyObject* placeholders(PyObject* arguments) {
-    Driver& driver = driver_in(arguments);
-    translate_errors(driver, [&] {
+    Session& session = session_in(arguments);
+    translate_errors(session, [&] {
         const Locked lock;
-        driver.frees.process_pending();
+        session.frees.process_pending();
     });
-    return PyLong_FromLong(driver.registry.placeholders);
+    return PyLong_FromLong(session.registry.placeholders);
 }
 
 // record_without_grad(driver, change) -> None
@@ -84,7 +84,7 @@ PyObject* record_without_grad(PyObject* arguments) {
     int more = 0;
     parse(arguments, "Oi", &capsule, &more);
     const Locked lock;
-    driver_of(capsule).held.eviction->unrecorded += more;
+    session_of(capsule).held.eviction->unrecorded += more;
     return nothing();
 }
 
@@ -97,7 +97,7 @@ PyObject* begin_reading(PyObject* arguments) {
     PyObject* tensors = nullptr;
     int saved = 0;
     parse(arguments, "OOp", &capsule, &tensors, &saved);
-    Driver& driver = driver_of(capsule);
+    Session& session = session_of(capsule);
     StorageList storages;
     const Object each(PySequence_Fast(tensors, "tensors: a list"));
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(each.get()); ++i) {
@@ -105,10 +105,10 @@ PyObject* begin_reading(PyObject* arguments) {
         static_cast<void>(tensor_of(tensor));
         add_storages(THPVariable_Unpack(tensor), storages);
     }
-    return PyLong_FromLongLong(translate_errors(driver, [&] {
+    return PyLong_FromLongLong(translate_errors(session, [&] {
         Locked lock;
-        return driver.held.eviction ? driver.held.eviction->begin_reading(storages, lock)
-                                    : begin_held_read(driver, storages, saved != 0, lock);
+        return session.held.eviction ? session.held.eviction->begin_reading(storages, lock)
+                                     : begin_held_read(session, storages, saved != 0, lock);
     }));
 }
 
@@ -119,13 +119,13 @@ PyObject* end_reading(PyObject* arguments) {
     PyObject* capsule = nullptr;
     long long number = 0;
     parse(arguments, "OL", &capsule, &number);
-    Driver& driver = driver_of(capsule);
-    translate_errors(driver, [&] {
+    Session& session = session_of(capsule);
+    translate_errors(session, [&] {
         const Locked lock;
-        if (driver.held.eviction) {
-            driver.held.eviction->end_reading(number);
+        if (session.held.eviction) {
+            session.held.eviction->end_reading(number);
         } else {
-            driver.held.end_reading(number);
+            session.held.end_reading(number);
         }
     });
     return nothing();

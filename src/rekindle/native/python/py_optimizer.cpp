@@ -255,16 +255,16 @@ void collect(PyObject* groups, PyObject* state, Optimized& found) {
 // Recompute and pin the values whose recomputation needs the current contents of `written`. This
 // may take the recipe of another tensor in `written`, so look again until nothing is left to save.
 // Also release storages that are kept only to recompute resident values.
-void save_what_needs(Driver& driver, const TensorList& written) {
+void save_what_needs(Session& session, const TensorList& written) {
     bool saved = false;
     do {
         saved = false;
         written.each_with_memory([&](const c10::TensorImpl& each) {
-            saved = driver.sources.save_what_needs(each) || saved;
+            saved = session.sources.save_what_needs(each) || saved;
         });
     } while (saved);
     // Release these storages before the optimizer step, or the step would seem to free them.
-    driver.room.release_recompute_sources();
+    session.room.release_recompute_sources();
 }
 
 }  // namespace
@@ -288,12 +288,12 @@ PyObject* register_tensors(PyObject* arguments) {
     PyObject* capsule = nullptr;
     PyObject* value = nullptr;
     parse(arguments, "OO", &capsule, &value);
-    Driver& driver = driver_of(capsule);
+    Session& session = session_of(capsule);
     TensorList found;
     const auto add = [&](PyObject* tensor) { found.add(tensor); };
     each_within(value, add);
-    settled(driver, [&](Locked& lock) {
-        retry_evicting_held(driver, lock, [&] { driver.sources.register_tensors(found.all()); });
+    settled(session, [&](Locked& lock) {
+        retry_evicting_held(session, lock, [&] { session.sources.register_tensors(found.all()); });
     });
     return nothing();
 }
@@ -310,22 +310,22 @@ PyObject* begin_optimizer_step(PyObject* arguments) {
     PyObject* state = nullptr;
     int saves = 0;
     parse(arguments, "OOOp", &capsule, &groups, &state, &saves);
-    Driver& driver = driver_of(capsule);
+    Session& session = session_of(capsule);
     Optimized found;
     collect(groups, state, found);
     rejoin();
-    settled(driver, [&](Locked& lock) {
-        driver.device.about_to_step();
+    settled(session, [&](Locked& lock) {
+        session.device.about_to_step();
         // Count all tensors that the step reads before the step, so that their memory is not
         // attributed to it.
-        retry_evicting_held(driver, lock, [&] {
-            driver.sources.register_tensors(found.read.all());
+        retry_evicting_held(session, lock, [&] {
+            session.sources.register_tensors(found.read.all());
         });
         found.read.each_with_memory([&](const c10::TensorImpl& each) {
-            driver.sources.pin_as_constant(each);
+            session.sources.pin_as_constant(each);
         });
         if (saves != 0 && found.is_plain) {
-            save_what_needs(driver, found.written);
+            save_what_needs(session, found.written);
         }
     });
     const auto size = static_cast<Py_ssize_t>(found.key.size() * sizeof(std::int64_t));
@@ -345,10 +345,10 @@ PyObject* save_before_optimizer_step(PyObject* arguments) {
     PyObject* groups = nullptr;
     PyObject* state = nullptr;
     parse(arguments, "OOO", &capsule, &groups, &state);
-    Driver& driver = driver_of(capsule);
+    Session& session = session_of(capsule);
     Optimized found;
     collect(groups, state, found);
-    settled(driver, [&](Locked& /*lock*/) { save_what_needs(driver, found.written); });
+    settled(session, [&](Locked& /*lock*/) { save_what_needs(session, found.written); });
     return nothing();
 }
 

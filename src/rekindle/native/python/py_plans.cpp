@@ -16,11 +16,11 @@ namespace rekindle {
 
 namespace {
 
-// Return the learner of a driver. Raise if the driver follows no learned plans.
+// Return the learner of a session. Raise if the session follows no learned plans.
 Learner& learner_of(PyObject* capsule) {
-    const Driver& driver = driver_of(capsule);
-    Learner* learner = learner_of(driver);
-    TORCH_CHECK(learner != nullptr, "this driver was made to learn nothing");
+    const Session& session = session_of(capsule);
+    Learner* learner = learner_of(session);
+    TORCH_CHECK(learner != nullptr, "this session was made to learn nothing");
     return *learner;
 }
 
@@ -132,11 +132,11 @@ PyObject* begin_step(PyObject* arguments) {
 PyObject* end_step(PyObject* arguments) {
     PyObject* capsule = nullptr;
     parse(arguments, "O", &capsule);
-    Driver& driver = driver_of(capsule);
+    Session& session = session_of(capsule);
     Learner& learner = learner_of(capsule);
-    const StepOutcome ended = translate_errors(driver, [&] {
+    const StepOutcome ended = translate_errors(session, [&] {
         const Locked lock;
-        driver.frees.process_pending();
+        session.frees.process_pending();
         return learner.end();
     });
     return Py_BuildValue(

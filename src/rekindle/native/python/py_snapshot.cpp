@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "../base/mutex.h"
-#include "../memory/driver.h"
 #include "../memory/notify.h"
+#include "../memory/session.h"
 #include "../memory/take_snapshot.h"
 #include "../torch/pyobjects.h"
 #include "conversions.h"
@@ -56,14 +56,14 @@ std::vector<State> states_of(PyObject* optimizers) {
 
 // Record in `snapshot` which allocations hold the optimizer state `states`. Needs the session
 // mutex.
-void add_to(Snapshot& snapshot, Driver& driver, const std::vector<State>& states) {
+void add_to(Snapshot& snapshot, Session& session, const std::vector<State>& states) {
     if (std::exchange(snapshot.has_states, true)) {
         return;
     }
-    driver.frees.process_pending();
+    session.frees.process_pending();
     for (const auto& [tensor, parameter] : states) {
         const c10::TensorImpl& state = *tensor.unsafeGetTensorImpl();
-        add_owned(driver, snapshot, state, Owned::Kind::state, parameter);
+        add_owned(session, snapshot, state, Owned::Kind::state, parameter);
     }
 }
 
@@ -127,9 +127,9 @@ PyObject* add_module_tensor(PyObject* arguments) {
     PyObject* tensor = nullptr;
     int parameter = 0;
     parse(arguments, "OOp", &capsule, &tensor, &parameter);
-    Driver& driver = driver_of(capsule);
+    Session& session = session_of(capsule);
     const Locked lock;
-    driver.observers.add_module_tensor(tensor_of(tensor), parameter != 0);
+    session.observers.add_module_tensor(tensor_of(tensor), parameter != 0);
     return nothing();
 }
 
@@ -138,9 +138,9 @@ PyObject* add_module_tensor(PyObject* arguments) {
 // Return True if the snapshot taken at the peak of memory lacks optimizer state, which
 // `note_states` adds.
 PyObject* has_new_peak(PyObject* arguments) {
-    const Driver& driver = driver_in(arguments);
+    const Session& session = session_in(arguments);
     const Locked lock;
-    const Snapshot& peak = driver.observers.peak_watch.snapshot;
+    const Snapshot& peak = session.observers.peak_watch.snapshot;
     return PyBool_FromLong(peak.memory != 0 && !peak.has_states ? 1 : 0);
 }
 
@@ -152,10 +152,10 @@ PyObject* note_states(PyObject* arguments) {
     PyObject* capsule = nullptr;
     PyObject* optimizers = nullptr;
     parse(arguments, "OO", &capsule, &optimizers);
-    Driver& driver = driver_of(capsule);
+    Session& session = session_of(capsule);
     const std::vector<State> states = states_of(optimizers);
     const Locked lock;
-    add_to(driver.observers.peak_watch.snapshot, driver, states);
+    add_to(session.observers.peak_watch.snapshot, session, states);
     return nothing();
 }
 
@@ -164,11 +164,11 @@ PyObject* note_states(PyObject* arguments) {
 // Return the snapshot taken at the peak of memory: (memory, clock, resident, cached, line, holders,
 // owned). See `Snapshot` in memory/observers/snapshot.h.
 PyObject* peak_snapshot(PyObject* arguments) {
-    const Driver& driver = driver_in(arguments);
+    const Session& session = session_in(arguments);
     Snapshot copy;
     {
         const Locked lock;
-        copy = driver.observers.peak_watch.snapshot;
+        copy = session.observers.peak_watch.snapshot;
     }
     return tuple_of(copy);
 }
@@ -180,10 +180,10 @@ PyObject* expect_peak(PyObject* arguments) {
     PyObject* capsule = nullptr;
     long long nbytes = 0;
     parse(arguments, "OL", &capsule, &nbytes);
-    Driver& driver = driver_of(capsule);
+    Session& session = session_of(capsule);
     ProgramLine line = program_line();
     const Locked lock;
-    expect_peak(driver, nbytes, std::move(line));
+    expect_peak(session, nbytes, std::move(line));
     return nothing();
 }
 
@@ -192,11 +192,11 @@ PyObject* expect_peak(PyObject* arguments) {
 // Return the program's tensors whose values are resident, without tensors of which only the bytes
 // are counted.
 PyObject* program_tensors(PyObject* arguments) {
-    Driver& driver = driver_in(arguments);
+    Session& session = session_in(arguments);
     std::vector<at::Tensor> found;
     {
         const Locked lock;
-        found = program_tensors(driver);
+        found = program_tensors(session);
     }
     std::erase_if(found, [](const at::Tensor& each) {
         // Leave out tensors without a Python object, because Python code cannot refer to them.
@@ -217,14 +217,14 @@ PyObject* snapshot(PyObject* arguments) {
     PyObject* capsule = nullptr;
     PyObject* optimizers = nullptr;
     parse(arguments, "OO", &capsule, &optimizers);
-    Driver& driver = driver_of(capsule);
+    Session& session = session_of(capsule);
     const std::vector<State> states = states_of(optimizers);
     ProgramLine line = program_line();
     Snapshot made;
     {
         const Locked lock;
-        take_snapshot(driver, made, std::move(line));
-        add_to(made, driver, states);
+        take_snapshot(session, made, std::move(line));
+        add_to(made, session, states);
     }
     return tuple_of(made);
 }

@@ -9,8 +9,8 @@
 
 #include "../base/mutex.h"
 #include "../dispatch/trial.h"
-#include "../memory/driver.h"
 #include "../memory/observers/audit.h"
+#include "../memory/session.h"
 #include "../memory/take_snapshot.h"
 #include "../ops/workspaces.h"
 #include "conversions.h"
@@ -35,28 +35,28 @@ namespace rekindle {
 // 12. bytes of the runtime's own bookkeeping
 // 13. how often other code had cleared the dispatch key of a thread
 PyObject* numbers(PyObject* arguments) {
-    Driver& driver = driver_in(arguments);
+    Session& session = session_in(arguments);
     std::array<std::int64_t, 13> found{};
     {
         const Locked lock;
-        driver.frees.process_pending();
-        driver.registry.poll_untracked();
-        driver.frees.process_pending();
-        const Engine& engine = driver.engine;
+        session.frees.process_pending();
+        session.registry.poll_untracked();
+        session.frees.process_pending();
+        const Engine& engine = session.engine;
         found = {
             engine.memory,
             engine.peak,
             engine.clock,
             engine.compute_ns,
             engine.recompute_ns,
-            driver.observers.lost.total(),
-            driver.observers.evictions,
-            driver.observers.recomputations,
+            session.observers.lost.total(),
+            session.observers.evictions,
+            session.observers.recomputations,
             engine.unlisted,
             static_cast<std::int64_t>(engine.n_storages()),
-            static_cast<std::int64_t>(driver.registry.records.alive()),
-            static_cast<std::int64_t>(driver.bytes_of_bookkeeping()),
-            driver.rejoined.load(),
+            static_cast<std::int64_t>(session.registry.records.alive()),
+            static_cast<std::int64_t>(session.bytes_of_bookkeeping()),
+            session.rejoined.load(),
         };
     }
     return tuple_of(found);
@@ -160,9 +160,9 @@ PyObject* take_new_workspaces(PyObject* arguments) {
 // Return how often an operator was called again because the budget refused memory to its first
 // call.
 PyObject* repeated_calls(PyObject* arguments) {
-    const Driver& driver = driver_in(arguments);
+    const Session& session = session_in(arguments);
     const Locked lock;
-    return PyLong_FromLongLong(driver.observers.repeated_calls);
+    return PyLong_FromLongLong(session.observers.repeated_calls);
 }
 
 // has_room(driver, nbytes) -> bool
@@ -174,19 +174,19 @@ PyObject* has_room(PyObject* arguments) {
     long long bytes = 0;
     parse(arguments, "OL", &capsule, &bytes);
     const Locked lock;
-    const Driver& driver = driver_of(capsule);
-    return PyBool_FromLong(driver.engine.has_room(bytes + driver.room.kept_back(bytes)) ? 1 : 0);
+    const Session& session = session_of(capsule);
+    return PyBool_FromLong(session.engine.has_room(bytes + session.room.kept_back(bytes)) ? 1 : 0);
 }
 
 // devices_used(driver) -> list[str]
 //
 // Return the names of the devices whose memory the program has used so far.
 PyObject* devices_used(PyObject* arguments) {
-    const Driver& driver = driver_in(arguments);
+    const Session& session = session_in(arguments);
     std::vector<c10::Device> found;
     {
         const Locked lock;
-        found = driver.registry.devices.used();
+        found = session.registry.devices.used();
     }
     Object list(PyList_New(0));
     for (const c10::Device& each : found) {
@@ -204,7 +204,7 @@ PyObject* set_peak(PyObject* arguments) {
     long long peak = 0;
     parse(arguments, "OL", &capsule, &peak);
     const Locked lock;
-    driver_of(capsule).engine.peak = peak;
+    session_of(capsule).engine.peak = peak;
     return nothing();
 }
 
@@ -212,9 +212,9 @@ PyObject* set_peak(PyObject* arguments) {
 //
 // Return the bytes of evicted values that the program or autograd still refers to.
 PyObject* evicted_bytes(PyObject* arguments) {
-    const Driver& driver = driver_in(arguments);
+    const Session& session = session_in(arguments);
     const Locked lock;
-    return PyLong_FromLongLong(evicted_bytes(driver));
+    return PyLong_FromLongLong(evicted_bytes(session));
 }
 
 // kept(driver) -> [(operator, why, calls, bytes)]
@@ -222,11 +222,11 @@ PyObject* evicted_bytes(PyObject* arguments) {
 // Return the operators whose results are never evicted, because a trial (a second run) showed that
 // recomputing them is not safe. `why`: what the trial showed.
 PyObject* kept(PyObject* arguments) {
-    const Driver& driver = driver_in(arguments);
+    const Session& session = session_in(arguments);
     std::vector<KeptCalls> found;
     {
         const Locked lock;
-        found = driver.observers.kept_calls.groups();
+        found = session.observers.kept_calls.groups();
     }
     Object list(PyList_New(0));
     for (const KeptCalls& each : found) {
@@ -266,9 +266,9 @@ PyObject* last_unit(PyObject* /*arguments*/) {
 //
 // Start to compare recomputed values with the values that the operators first computed.
 PyObject* audit(PyObject* arguments) {
-    Driver& driver = driver_in(arguments);
+    Session& session = session_in(arguments);
     const Locked lock;
-    driver.observers.audit = std::make_unique<Audit>();
+    session.observers.audit = std::make_unique<Audit>();
     return nothing();
 }
 
@@ -276,12 +276,12 @@ PyObject* audit(PyObject* arguments) {
 //
 // Return the operator calls whose recomputed results differed from their first results.
 PyObject* recomputed_differently(PyObject* arguments) {
-    const Driver& driver = driver_in(arguments);
+    const Session& session = session_in(arguments);
     std::vector<Audit::Difference> found;
     {
         const Locked lock;
-        if (driver.observers.audit) {
-            found = driver.observers.audit->different();
+        if (session.observers.audit) {
+            found = session.observers.audit->different();
         }
     }
     Object list(PyList_New(0));

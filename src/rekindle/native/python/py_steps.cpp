@@ -16,11 +16,11 @@ namespace rekindle {
 //
 // Return the samples of memory over time as an array of 64-bit words, and clear them.
 PyObject* take_samples(PyObject* arguments) {
-    Driver& driver = driver_in(arguments);
+    Session& session = session_in(arguments);
     std::vector<Sample> taken;
     {
         const Locked lock;
-        taken = driver.observers.samples.take();
+        taken = session.observers.samples.take();
     }
     return PyBytes_FromStringAndSize(
         reinterpret_cast<const char*>(taken.data()),
@@ -38,7 +38,7 @@ PyObject* space_samples(PyObject* arguments) {
     long long every = 0;
     parse(arguments, "OLL", &capsule, &next, &every);
     const Locked lock;
-    driver_of(capsule).observers.samples.space(next, every);
+    session_of(capsule).observers.samples.space(next, every);
     return nothing();
 }
 
@@ -50,12 +50,12 @@ PyObject* set_budget(PyObject* arguments) {
     long long budget = 0;
     parse(arguments, "OL", &capsule, &budget);
     const Locked lock;
-    Driver& driver = driver_of(capsule);
-    driver.engine.budget = budget < 0 ? UNLIMITED : budget;
-    driver.room.backoff.forget();
-    driver.room.reserved.forget();
-    if (driver.uses_arena) {
-        the_arena().limit(driver.engine.budget);
+    Session& session = session_of(capsule);
+    session.engine.budget = budget < 0 ? UNLIMITED : budget;
+    session.room.backoff.forget();
+    session.room.reserved.forget();
+    if (session.uses_arena) {
+        the_arena().limit(session.engine.budget);
     }
     return nothing();
 }
@@ -66,13 +66,13 @@ PyObject* set_budget(PyObject* arguments) {
 // budget, or -1 for no limit. 3: how often evicting values at adjacent addresses did not suffice.
 // 4: how often values were evicted to make one free block of memory.
 PyObject* backoff(PyObject* arguments) {
-    const Driver& driver = driver_in(arguments);
+    const Session& session = session_in(arguments);
     std::array<std::int64_t, 4> found{};
     {
         const Locked lock;
-        const Bytes budget = driver.engine.budget == UNLIMITED ? -1 : driver.engine.budget;
-        const BudgetBackoff& backoff = driver.room.backoff;
-        found = {backoff.times(), budget, backoff.by_sum(), driver.room.reserved.places()};
+        const Bytes budget = session.engine.budget == UNLIMITED ? -1 : session.engine.budget;
+        const BudgetBackoff& backoff = session.room.backoff;
+        found = {backoff.times(), budget, backoff.by_sum(), session.room.reserved.places()};
     }
     return tuple_of(found);
 }
@@ -81,10 +81,10 @@ PyObject* backoff(PyObject* arguments) {
 //
 // Make the budget limit the memory that the device's allocator reserves, not only memory in use.
 PyObject* keep_reserved(PyObject* arguments) {
-    Driver& driver = driver_in(arguments);
+    Session& session = session_in(arguments);
     const Locked lock;
-    driver.room.reserved.is_the_budget = true;
-    driver.device.empty_cache();
+    session.room.reserved.is_the_budget = true;
+    session.device.empty_cache();
     return nothing();
 }
 
@@ -93,12 +93,12 @@ PyObject* keep_reserved(PyObject* arguments) {
 // Return the addresses of the storages of weights that operators have used for the first time since
 // the last call of this function.
 PyObject* new_parameters(PyObject* arguments) {
-    Driver& driver = driver_in(arguments);
+    Session& session = session_in(arguments);
     std::vector<const void*> found;
     {
         const Locked lock;
-        found.swap(driver.observers.due.new_parameters);
-        driver.observers.due.owners_due = false;
+        found.swap(session.observers.due.new_parameters);
+        session.observers.due.owners_due = false;
     }
     Object list(PyList_New(0));
     for (const void* storage_impl : found) {
@@ -113,11 +113,11 @@ PyObject* new_parameters(PyObject* arguments) {
 // Release storages without a recipe that are kept only to recompute resident values. Return True if
 // memory was freed.
 PyObject* release_recompute_sources(PyObject* arguments) {
-    Driver& driver = driver_in(arguments);
-    const bool any = translate_errors(driver, [&] {
+    Session& session = session_in(arguments);
+    const bool any = translate_errors(session, [&] {
         const Locked lock;
-        driver.frees.process_pending();
-        return driver.room.release_recompute_sources();
+        session.frees.process_pending();
+        return session.room.release_recompute_sources();
     });
     return PyBool_FromLong(any ? 1 : 0);
 }

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "../base/mutex.h"
-#include "../memory/driver.h"
+#include "../memory/session.h"
 #include "conversions.h"
 
 namespace rekindle {
@@ -26,7 +26,7 @@ PyObject* swap(PyObject* arguments) {
     int only = 0;
     parse(arguments, "OOLLLp", &capsule, &copies, &host, &out, &back, &only);
     const Locked lock;
-    driver_of(capsule).events.swap_with(
+    session_of(capsule).events.swap_with(
         {host < 0 ? UNLIMITED : host, out, back, only != 0}, copies
     );
     return nothing();
@@ -36,11 +36,11 @@ PyObject* swap(PyObject* arguments) {
 //
 // Return the bytes swapped out and in so far, and the peak of swapped bytes on the host.
 PyObject* swapped(PyObject* arguments) {
-    const Driver& driver = driver_in(arguments);
+    const Session& session = session_in(arguments);
     std::array<std::int64_t, 3> found{};
     {
         const Locked lock;
-        const HostMemory& host = *driver.engine.host;
+        const HostMemory& host = *session.engine.host;
         found = {host.swapped_out, host.swapped_in, host.peak};
     }
     return tuple_of(found);

@@ -17,23 +17,23 @@ namespace {
 
 // Process freed storages now, because a trace contains the time at which the program freed each
 // value.
-void process_frees(Driver& driver) {
-    translate_errors(driver, [&] {
+void process_frees(Session& session) {
+    translate_errors(session, [&] {
         const Locked lock;
-        driver.frees.process_pending();
-        driver.frees.poll();
+        session.frees.process_pending();
+        session.frees.poll();
     });
 }
 
-// Parse the arguments of a Python function that reads a recording: the driver, and the number of
+// Parse the arguments of a Python function that reads a recording: the session, and the number of
 // the recording. First process the storages freed so far, so that the recording contains them.
-std::pair<Driver&, std::int64_t> recording_in(PyObject* arguments) {
+std::pair<Session&, std::int64_t> recording_in(PyObject* arguments) {
     PyObject* capsule = nullptr;
     long long number = 0;
     parse(arguments, "OL", &capsule, &number);
-    Driver& driver = driver_of(capsule);
-    process_frees(driver);
-    return {driver, number};
+    Session& session = session_of(capsule);
+    process_frees(session);
+    return {session, number};
 }
 
 // Throw an error unless a recording is `complete`. A recording is incomplete if memory for its
@@ -77,14 +77,14 @@ PyObject* begin_recording(PyObject* arguments) {
     PyObject* capsule = nullptr;
     int whole = 0;
     parse(arguments, "Op", &capsule, &whole);
-    Driver& driver = driver_of(capsule);
-    return PyLong_FromLongLong(translate_errors(driver, [&] {
+    Session& session = session_of(capsule);
+    return PyLong_FromLongLong(translate_errors(session, [&] {
         const Locked lock;
-        driver.frees.process_pending();
-        const auto& begun = driver.observers.transcripts;
+        session.frees.process_pending();
+        const auto& begun = session.observers.transcripts;
         const std::int64_t number = begun.empty() ? 0 : begun.rbegin()->first + 1;
-        start_recording(driver, driver.observers.transcripts[number]);
-        driver.observers.recorded = driver.observers.recorded || whole != 0;
+        start_recording(session, session.observers.transcripts[number]);
+        session.observers.recorded = session.observers.recorded || whole != 0;
         return number;
     }));
 }
@@ -99,13 +99,13 @@ PyObject* begin_recording(PyObject* arguments) {
 // has operators. All but `names` are arrays of 64-bit words, as bytes; see
 // memory/observers/transcript.h.
 PyObject* recording(PyObject* arguments) {
-    const auto [driver, number] = recording_in(arguments);
+    const auto [session, number] = recording_in(arguments);
     Transcript copy;
     bool complete = false;
     {
         const Locked lock;
-        copy = driver.observers.transcripts.at(number);
-        complete = driver.observers.transcriber.notify(copy);
+        copy = session.observers.transcripts.at(number);
+        complete = session.observers.transcriber.notify(copy);
     }
     check_written(complete);
     return words_of(copy);
@@ -115,15 +115,15 @@ PyObject* recording(PyObject* arguments) {
 //
 // End a recording, and return it as `recording` does.
 PyObject* end_recording(PyObject* arguments) {
-    const auto [driver, number] = recording_in(arguments);
+    const auto [session, number] = recording_in(arguments);
     Transcript transcript;
     bool complete = false;
     {
         const Locked lock;
-        transcript = std::move(driver.observers.transcripts.at(number));
-        driver.observers.transcripts.erase(number);
-        complete = driver.observers.transcriber.notify(transcript);
-        driver.observers.transcriber.end();
+        transcript = std::move(session.observers.transcripts.at(number));
+        session.observers.transcripts.erase(number);
+        complete = session.observers.transcriber.notify(transcript);
+        session.observers.transcriber.end();
     }
     check_written(complete);
     return words_of(transcript);

@@ -3,7 +3,7 @@
 #include <Python.h>
 #include <torch/csrc/autograd/python_variable.h>
 
-#include "../memory/driver.h"
+#include "../memory/session.h"
 #include "../torch/geometry.h"
 #include "../torch/storage_ptr.h"
 #include "conversions.h"
@@ -24,7 +24,7 @@ StoragePtr storage_in(PyObject* object) {
 }
 
 int set_data(PyObject* object, PyObject* value, void* closure) {
-    if (!any_drivers()) [[likely]] {
+    if (!any_sessions()) [[likely]] {
         return set_data_of_torch(object, value, closure);
     }
     const StoragePtr before = storage_in(object);

@@ -6,7 +6,7 @@ struct _object;
 
 namespace rekindle {
 
-// Let the setter of the attribute `data` of `tensor_type` (torch.Tensor) report to the drivers.
+// Let the setter of the attribute `data` of `tensor_type` (torch.Tensor) report to the sessions.
 // Called once. The getter stays as it is.
 void see_set_data(_object* tensor_type);
 

@@ -116,7 +116,7 @@ void Learner::forget_step() {
 // -- during a step --------------------------------------------------------------------------------
 
 bool Learner::asks(std::int64_t op_id) {
-    const bool may_begin = begun_ && !too_long_ && !plan_ && !driver_.room.stepping &&
+    const bool may_begin = begun_ && !too_long_ && !plan_ && !session_.room.stepping &&
                            (op_id & GRAPH) != 0 && (op_id & BACKWARD) == 0;
     if (!may_begin || beginning_with(op_id) != nullptr) {
         return false;
@@ -130,7 +130,7 @@ bool Learner::asks(std::int64_t op_id) {
 void Learner::observe(std::int64_t op_id, const ParsedCall& parsed) {
     makes_.reset();
     // Ignore operators of an optimizer step, and operators outside of `begin` and `end`.
-    if (driver_.room.stepping || !begun_ || too_long_) {
+    if (session_.room.stepping || !begun_ || too_long_) {
         return;
     }
     if (op_ids_.empty()) {
@@ -148,9 +148,9 @@ void Learner::observe(std::int64_t op_id, const ParsedCall& parsed) {
         return;
     }
     op_ids_.push_back(op_id);
-    made_.push_back(driver_.registry.records.storages_made);
+    made_.push_back(session_.registry.records.storages_made);
     if (transcript_) {
-        const std::size_t place = driver_.engine.journal.written() - transcript_->first_entry;
+        const std::size_t place = session_.engine.journal.written() - transcript_->first_entry;
         transcript_->places.push_back(static_cast<std::int64_t>(place));
     }
     if (!plan_) {
@@ -195,7 +195,7 @@ void Learner::go_to(std::size_t place) {
         attempt([&] { following_->follower.before(op); });
     }
     if (plan_) {
-        makes_ = number - driver_.registry.records.storages_made;
+        makes_ = number - session_.registry.records.storages_made;
     }
 }
 
@@ -206,7 +206,7 @@ void Learner::attempt(F&& moves) {
     // Keep the plan alive, because another thread may stop following it during a recomputation.
     const c10::intrusive_ptr<Following> kept = following_;
     try {
-        driver_.observers.lost.add([&] { driver_.room.bring(moves); });
+        session_.observers.lost.add([&] { session_.room.bring(moves); });
     } catch (const std::exception& error) {
         outcome_.reason = StepOutcome::Reason::failed;
         if (ends_the_program(error)) {
@@ -263,7 +263,7 @@ void Learner::abandon_plan() {
         return;
     }
     plan_.reset();
-    driver_.events.perform([&] { following_->follower.end(); });
+    session_.events.perform([&] { following_->follower.end(); });
     following_.reset();
 }
 
@@ -271,14 +271,14 @@ void Learner::abandon_plan() {
 // index in the plan.
 void Learner::take(c10::intrusive_ptr<StepPlan> plan, std::span<const std::int64_t> found) {
     abandon_plan();
-    driver_.frees.process_pending();  // frees values that only the previous plan kept in memory
+    session_.frees.process_pending();  // frees values that only the previous plan kept in memory
     taken_ = true;
     const std::vector<std::int64_t>& numbers = plan->numbers;
     const auto here = static_cast<std::size_t>(found.back());
     plan_ = std::move(plan);
     matcher_ = SequenceMatcher(plan_->op_ids, here + 1);
-    following_ = c10::make_intrusive<Following>(driver_.engine, plan_, *this);
-    Storage* each = driver_.engine.first_storage();
+    following_ = c10::make_intrusive<Following>(session_.engine, plan_, *this);
+    Storage* each = session_.engine.first_storage();
     for (; each != nullptr; each = each->next) {
         if (each->id >= made_.front() && each->replayable) {
             const auto after = std::ranges::upper_bound(made_, each->id);
@@ -289,7 +289,7 @@ void Learner::take(c10::intrusive_ptr<StepPlan> plan, std::span<const std::int64
             }
         }
     }
-    const std::int64_t makes = numbers[here] - driver_.registry.records.storages_made;
+    const std::int64_t makes = numbers[here] - session_.registry.records.storages_made;
     attempt([&] { following_->follower.skip(plan_->starts[here]); });
     if (plan_) {
         makes_ = makes;
@@ -300,17 +300,17 @@ void Learner::take(c10::intrusive_ptr<StepPlan> plan, std::span<const std::int64
 
 // Start to record the step that begins now.
 void Learner::begin_recording() {
-    start_recording(driver_, transcript_.emplace());
+    start_recording(session_, transcript_.emplace());
     recording_ = true;
 }
 
 // End the recording, and drop it if the journal ran out of memory.
 void Learner::end_recording() {
     if (std::exchange(recording_, false) && transcript_) {
-        if (!driver_.observers.transcriber.notify(*transcript_)) {
+        if (!session_.observers.transcriber.notify(*transcript_)) {
             transcript_.reset();
         }
-        driver_.observers.transcriber.end();
+        session_.observers.transcriber.end();
     }
 }
 

@@ -24,8 +24,8 @@
 #include <vector>
 
 #include "../engine/follower.h"
-#include "../memory/driver.h"
 #include "../memory/observers/transcript.h"
+#include "../memory/session.h"
 #include "../ops/parsed_call.h"
 #include "sequence_matcher.h"
 
@@ -77,11 +77,11 @@ struct StepOutcome final {
 // call is part of an autograd graph and of a backward pass. It is the same in every process.
 std::int64_t op_id_of(const ParsedCall& parsed);
 
-// Records the program's steps and follows plans, for one driver, which owns this object. Every
+// Records the program's steps and follows plans, for one session, which owns this object. Every
 // member function needs the session mutex.
 class Learner final : public Host, public StepObserver {
 public:
-    explicit Learner(Driver& driver) : driver_(driver) {}
+    explicit Learner(Session& session) : session_(session) {}
 
     Learner(const Learner&) = delete;
     Learner& operator=(const Learner&) = delete;
@@ -129,13 +129,13 @@ public:
     // Record that the program is about to access an evicted value, because the plan may be late.
     void about_to_access(const StorageRecord& record) override;
 
-    void poll() override { driver_.frees.poll(); }
+    void poll() override { session_.frees.poll(); }
 
     Storage& current(Storage& storage) override { return rekindle::current(record_of(storage)); }
 
     void own(Storage& storage) override { record_of(storage).own(); }
 
-    void disown(Storage& storage) override { driver_.frees.disown(record_of(storage)); }
+    void disown(Storage& storage) override { session_.frees.disown(record_of(storage)); }
 
 private:
     void begin_recording();
@@ -150,7 +150,7 @@ private:
     template <class F>
     void attempt(F&& moves);
 
-    Driver& driver_;
+    Session& session_;
     std::vector<c10::intrusive_ptr<StepPlan>> plans_;
     std::unordered_set<std::int64_t> asked_;
     StepOutcome outcome_;
@@ -175,9 +175,9 @@ private:
     std::optional<std::int64_t> makes_;
 };
 
-// Return the learner of `driver`; null if the driver does not use learned plans.
-inline Learner* learner_of(const Driver& driver) noexcept {
-    return static_cast<Learner*>(driver.steps.get());
+// Return the learner of `session`; null if the session does not use learned plans.
+inline Learner* learner_of(const Session& session) noexcept {
+    return static_cast<Learner*>(session.steps.get());
 }
 
 }  // namespace rekindle

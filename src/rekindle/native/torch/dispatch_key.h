@@ -16,7 +16,7 @@
 //   FakeTensor mode or an argument is a fake tensor. `shares_key` is true in this case.
 //
 // PyTorch's FakeTensor mode includes the key too, and may clear it for the thread when the mode
-// ends. `join` (memory/driver.h) notes which threads need the key, and `rejoin` includes it again.
+// ends. `join` (memory/session.h) notes which threads need the key, and `rejoin` includes it again.
 // Until then the core sees no operators of the thread: their results are memory of others.
 //
 // `CustomRNGKeyId`, which is free for projects outside PyTorch, is no alternative. It comes after

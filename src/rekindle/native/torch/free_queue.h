@@ -25,7 +25,7 @@ struct FreeListeners;
 struct StorageRecord;
 
 // Queue of freed addresses, and of storage records to which a saved-tensor handle was destroyed,
-// oldest first. The driver drains it.
+// oldest first. The session drains it.
 class FreeQueue final {
 public:
     FreeQueue();
@@ -60,7 +60,7 @@ bool hook_deleter(c10::StorageImpl& storage_impl) noexcept;
 // Deleter of a placeholder's token, a unique `char` in place of memory. Queues the token's address
 // and frees the token.
 void free_placeholder(void* token);
-// Let all drivers process their queues of freed memory. If another thread is in the middle of an
+// Let all sessions process their queues of freed memory. If another thread is in the middle of an
 // event, its next event does so.
 void process_pending_late() noexcept;
 

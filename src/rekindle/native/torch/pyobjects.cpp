@@ -25,7 +25,7 @@ Types& types() noexcept {
 }  // namespace
 
 void set_tensor_types(PyObject* tensor, PyObject* parameter) {
-    Py_INCREF(tensor);  // Never released, because drivers outlive Python modules.
+    Py_INCREF(tensor);  // Never released, because sessions outlive Python modules.
     Py_INCREF(parameter);
     types().tensor = reinterpret_cast<PyTypeObject*>(tensor);
     types().parameter = reinterpret_cast<PyTypeObject*>(parameter);

@@ -17,7 +17,7 @@ from rekindle._types import Bytes, Nanoseconds
 from rekindle.pytorch.operators import BackwardNode
 
 Handle = NewType("Handle", object)
-"""The capsule that owns a driver (`Driver` in native/memory/driver.h). Only the core reads it."""
+"""The capsule of a session (`Session` in native/memory/session.h). Only the core reads it."""
 
 Storage = int
 """The address of a `c10::StorageImpl`, as `UntypedStorage._cdata` returns it."""

@@ -25,7 +25,7 @@ namespace rekindle {
 
 // The observers of one budget. The caller holds the session mutex.
 struct Observers final {
-    // Id of the budget in calls from and to Python: the address of its driver.
+    // Id of the budget in calls from and to Python: the address of its session.
     std::ptrdiff_t number = 0;
     Notifications due;
     Samples samples;  // memory in use over time
@@ -43,7 +43,7 @@ struct Observers final {
     bool recorded = false;
     // Compares recomputed values with the first ones by checksum; null: no comparison.
     std::unique_ptr<Audit> audit;
-    // Recognizes repeated training steps; null: steps are not followed. The driver owns it.
+    // Recognizes repeated training steps; null: steps are not followed. The session owns it.
     StepObserver* steps = nullptr;
     // number of evictions so far, not counting values that nothing could use again
     std::int64_t evictions = 0;

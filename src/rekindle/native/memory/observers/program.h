@@ -70,7 +70,7 @@ std::pair<c10::SafePyObject, c10::SafePyObject> unpacked_by_python(
 // Unpack the saved tensor of `handle`, a handle that `unpacked_by_python` wrapped for Python.
 at::Tensor unpack(_object* handle);
 
-// Notify Python that a driver and all of its handles are destroyed.
+// Notify Python that a session and all of its handles are destroyed.
 void notify_gone() noexcept;
 
 }  // namespace rekindle

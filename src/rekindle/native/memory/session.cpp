@@ -1,5 +1,5 @@
-// The drivers of the process, which of them is active, and the beginning and end of a budget.
-#include "driver.h"
+// The sessions of the process, which of them is active, and the beginning and end of a budget.
+#include "session.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/ScopeExit.h>
@@ -23,17 +23,17 @@ namespace rekindle {
 
 namespace {
 
-std::vector<Driver*>& drivers() {
-    static auto& made = leaky_singleton<std::vector<Driver*>>();
+std::vector<Session*>& sessions() {
+    static auto& made = leaky_singleton<std::vector<Session*>>();
     return made;
 }
 
-// Length of `drivers()`, which any thread may read without the session mutex.
-std::atomic<int> n_drivers{0};
+// Length of `sessions()`, which any thread may read without the session mutex.
+std::atomic<int> n_sessions{0};
 
 struct Active final {
     SpinLock& flag = leaf(Leaf::active);
-    c10::intrusive_ptr<Driver> driver;
+    c10::intrusive_ptr<Session> session;
     pthread_t entered_in{};  // thread that opened the budget
     // A thread that the program started inside the budget has run a backward pass, so it may free
     // gradients that the main thread reads.
@@ -45,9 +45,9 @@ struct Active final {
     return made;
 }
 
-// Return the sequence number of the budget (driver) to which this thread was assigned (`join`). The
-// number is 0 for a thread that was assigned to none, such as a thread of autograd's engine. Such a
-// thread works within the active budget.
+// Return the sequence number of the budget (session) to which this thread was assigned (`join`).
+// The number is 0 for a thread that was assigned to none, such as a thread of autograd's engine.
+// Such a thread works within the active budget.
 std::uint64_t& joined() noexcept {
     thread_local std::uint64_t which = 0;
     return which;
@@ -67,25 +67,25 @@ bool is_started_inside(std::uint64_t which) noexcept {
     return this_thread() != the_active().entered_in;
 }
 
-// Return the driver of the active budget if this thread, which was assigned to the budget `which`,
+// Return the session of the active budget if this thread, which was assigned to the budget `which`,
 // works within the active one, else null. The caller holds the session mutex or the spin lock of
 // `Active`.
-[[gnu::always_inline]] inline c10::intrusive_ptr<Driver> active_for(std::uint64_t which) {
-    const c10::intrusive_ptr<Driver>& driver = the_active().driver;
-    if (which != 0 && driver && which != driver->ordinal) [[unlikely]] {
+[[gnu::always_inline]] inline c10::intrusive_ptr<Session> active_for(std::uint64_t which) {
+    const c10::intrusive_ptr<Session>& session = the_active().session;
+    if (which != 0 && session && which != session->ordinal) [[unlikely]] {
         return {};
     }
-    return driver;
+    return session;
 }
 
 }  // namespace
 
-c10::intrusive_ptr<Driver> active() {
+c10::intrusive_ptr<Session> active() {
     const std::scoped_lock guard(the_active().flag);
     return active_for(joined());
 }
 
-c10::intrusive_ptr<Driver> lock_and_see(c10::DispatchKeySet keys) {
+c10::intrusive_ptr<Session> lock_and_see(c10::DispatchKeySet keys) {
     // Operators on meta tensors use no memory. If this thread already holds the session mutex,
     // Python code runs inside the core, for example the callback of a weak reference to a storage.
     // Operators of such code are not the program's, nor are those that a recomputed operator calls.
@@ -96,8 +96,8 @@ c10::intrusive_ptr<Driver> lock_and_see(c10::DispatchKeySet keys) {
     }
     std::unique_lock lock(the_mutex());
     const std::uint64_t which = joined();
-    c10::intrusive_ptr<Driver> driver = active_for(which);
-    if (!driver) [[unlikely]] {
+    c10::intrusive_ptr<Session> session = active_for(which);
+    if (!session) [[unlikely]] {
         if (which != 0) {
             join(nullptr);  // another thread has ended the budget of this thread
         }
@@ -107,7 +107,7 @@ c10::intrusive_ptr<Driver> lock_and_see(c10::DispatchKeySet keys) {
         the_active().trained_elsewhere = true;
     }
     lock.release();
-    return driver;
+    return session;
 }
 
 bool gradients_stay() {
@@ -120,47 +120,47 @@ bool looks_later() {
     return !the_active().trained_elsewhere && is_started_inside(joined());
 }
 
-bool any_drivers() noexcept {
-    return n_drivers.load(std::memory_order_relaxed) != 0;
+bool any_sessions() noexcept {
+    return n_sessions.load(std::memory_order_relaxed) != 0;
 }
 
 void tensor_moved(const c10::TensorImpl& tensor, c10::StorageImpl& before) {
     const auto lock = locked_if_not_mine();
-    for (Driver* each : drivers()) {
+    for (Session* each : sessions()) {
         each->sources.note_moved(tensor, before);
     }
 }
 
-void join(const Driver* driver) noexcept {
-    joined() = driver == nullptr ? 0 : driver->ordinal;
-    c10::impl::tls_set_dispatch_key_included(KEY, driver != nullptr);
+void join(const Session* session) noexcept {
+    joined() = session == nullptr ? 0 : session->ordinal;
+    c10::impl::tls_set_dispatch_key_included(KEY, session != nullptr);
 }
 
 bool rejoin() {
     if (c10::impl::tls_is_dispatch_key_included(KEY)) [[likely]] {
         return true;
     }
-    const c10::intrusive_ptr<Driver> driver = joined() == 0 ? nullptr : active();
-    if (!driver || is_in_fake_mode()) {
+    const c10::intrusive_ptr<Session> session = joined() == 0 ? nullptr : active();
+    if (!session || is_in_fake_mode()) {
         return false;
     }
     c10::impl::tls_set_dispatch_key_included(KEY, true);
-    ++driver->rejoined;
+    ++session->rejoined;
     return true;
 }
 
-void set_active(c10::intrusive_ptr<Driver> driver) {
-    // Other threads read the active driver with the session mutex or the spin lock held.
+void set_active(c10::intrusive_ptr<Session> session) {
+    // Other threads read the active session with the session mutex or the spin lock held.
     const auto lock = locked_if_not_mine();
     const std::scoped_lock guard(the_active().flag);
-    std::swap(the_active().driver, driver);
-    if (the_active().driver) {
+    std::swap(the_active().session, session);
+    if (the_active().session) {
         the_active().entered_in = this_thread();
         the_active().trained_elsewhere = false;
     }
 }
 
-Driver::Driver(
+Session::Session(
     Bytes budget,
     c10::Device where,
     bool assumed,
@@ -190,16 +190,16 @@ Driver::Driver(
         own_policy->choose_for(frees);
         events.only_counting.allowed = false;
     }
-    drivers().push_back(this);
-    ++n_drivers;
+    sessions().push_back(this);
+    ++n_sessions;
 }
 
 // NOLINTNEXTLINE(bugprone-exception-escape): throws only if not one byte is left for bookkeeping
-Driver::~Driver() {
+Session::~Session() {
     without_throwing([&] { events.swapper.reset(); });
     const auto lock = locked_if_not_mine();
-    std::erase(drivers(), this);
-    --n_drivers;
+    std::erase(sessions(), this);
+    --n_sessions;
     notify_gone();
     observers.steps = nullptr;
     steps.reset();
@@ -207,16 +207,16 @@ Driver::~Driver() {
 
 std::size_t drivers_alive() noexcept {
     const auto lock = locked_if_not_mine();
-    return drivers().size();
+    return sessions().size();
 }
 
-void Driver::close() {
+void Session::close() {
     // The books are closed also if a value cannot be restored: its operator fails, or Ctrl-C.
     const auto closed = c10::make_scope_exit([&] { close_books(); });
     held.bring_all_back();
 }
 
-void Driver::close_books() noexcept {
+void Session::close_books() noexcept {
     for (Storage* each = engine.first_storage(); each != nullptr; each = each->next) {
         if (Gathered* source = record_of(*each).special.gathered()) {
             source->unwatched = true;
@@ -238,7 +238,7 @@ void process_pending_late() noexcept {
         return;
     }
     without_throwing([] {
-        for (Driver* each : drivers()) {
+        for (Session* each : sessions()) {
             if (each->registry.free_queue.late.load(std::memory_order_relaxed) &&
                 each->registry.free_queue.any()) {
                 each->frees.process_pending();
@@ -248,7 +248,7 @@ void process_pending_late() noexcept {
     the_mutex().unlock();
 }
 
-std::size_t Driver::bytes_of_bookkeeping() const noexcept {
+std::size_t Session::bytes_of_bookkeeping() const noexcept {
     return registry.records.nbytes() + observers.module_tensors.nbytes() + engine.graph.nbytes() +
            bytes_of_positions() + static_cast<std::size_t>(device.streams.nbytes());
 }

@@ -1,7 +1,7 @@
 // The state of one budget: its parts, and the order in which they are built and destroyed.
 //
-// A driver handles storages only. Operators and autograd use it through dispatch/. There is one
-// driver per `rekindle.budget(...)`. A driver lives until its budget has ended and autograd's
+// A session handles storages only. Operators and autograd use it through dispatch/. There is one
+// session per `rekindle.budget(...)`. A session lives until its budget has ended and autograd's
 // handles of its values (`SavedTensorHandle`) are destroyed.
 //
 // Terms: a record describes one storage. A source is a storage without a recipe, which cannot be
@@ -19,6 +19,7 @@
 #include <c10/core/TensorImpl.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -48,12 +49,12 @@ namespace rekindle {
 class PythonChooser;  // NOLINT(cppcoreguidelines-virtual-class-destructor): it is final
 
 // The state of one budget. It owns the parts; callers ask the part that they need.
-class Driver final : public c10::intrusive_ptr_target {
+class Session final : public c10::intrusive_ptr_target {
 public:
     // `where` is the device whose memory the budget limits. If `assumed`, the user did not name it,
     // and a program that uses another device gets an error. If `learns`, the engine follows learned
     // plans. `own` is a policy written in Python that replaces `policy`, or null.
-    Driver(
+    Session(
         Bytes budget,
         c10::Device where,
         bool assumed,
@@ -61,11 +62,11 @@ public:
         const Policy& policy,
         std::unique_ptr<PythonChooser> own
     );
-    Driver(const Driver&) = delete;
-    Driver& operator=(const Driver&) = delete;
-    Driver(Driver&&) = delete;
-    Driver& operator=(Driver&&) = delete;
-    ~Driver() override;
+    Session(const Session&) = delete;
+    Session& operator=(const Session&) = delete;
+    Session(Session&&) = delete;
+    Session& operator=(Session&&) = delete;
+    ~Session() override;
 
     // The parts, each built on those before it. What the engine's destructor asks stands before the
     // engine, so that it is destroyed after it: the observers, the device, the registry, and the
@@ -115,7 +116,7 @@ public:
     bool uses_arena = false;        // PyTorch's CPU allocations come from rekindle's arena
     std::atomic<int> rejoined = 0;  // how often other code had cleared the dispatch key (`rejoin`)
 
-    // Sequence number of this driver in the process, counted from 1; never reused.
+    // Sequence number of this session in the process, counted from 1; never reused.
     const std::uint64_t ordinal;
 
     // End the budget, and restore the evicted values that the program holds. From now on a freed
@@ -129,26 +130,26 @@ private:
     void close_books() noexcept;
 };
 
-// Return the driver of the active budget if this thread works within that budget, else null. A
+// Return the session of the active budget if this thread works within that budget, else null. A
 // thread that joined an earlier budget does not. Any thread may call this function, without the
 // session mutex.
-c10::intrusive_ptr<Driver> active();
-// Take the session mutex, and return the driver for an operator with the dispatch keys `keys`. The
+c10::intrusive_ptr<Session> active();
+// Take the session mutex, and return the session for an operator with the dispatch keys `keys`. The
 // caller must then release the mutex. If the operator runs outside any budget, release the mutex
 // and return null.
-c10::intrusive_ptr<Driver> lock_and_see(c10::DispatchKeySet keys);
-// Tell all drivers that the program has given `tensor` other memory (`tensor.data = ...`).
+c10::intrusive_ptr<Session> lock_and_see(c10::DispatchKeySet keys);
+// Tell all sessions that the program has given `tensor` other memory (`tensor.data = ...`).
 void tensor_moved(const c10::TensorImpl& tensor, c10::StorageImpl& before);
-// Return true if any driver exists, also one whose budget has ended. Needs no mutex.
-bool any_drivers() noexcept;
-// Make this Python thread work within the budget of `driver`, so that its operators pass Rekindle's
-// dispatch key; null: within no budget.
-void join(const Driver* driver) noexcept;
+// Return true if any session exists, also one whose budget has ended. Needs no mutex.
+bool any_sessions() noexcept;
+// Make this Python thread work within the budget of `session`, so that its operators pass
+// Rekindle's dispatch key; null: within no budget.
+void join(const Session* session) noexcept;
 // Include the key again if other code has cleared it. Return true if this thread includes it now.
 bool rejoin();
-// Make `driver` the one active budget of this process; null: no budget is active.
-void set_active(c10::intrusive_ptr<Driver> driver);
-// Return the number of drivers in this process, also of ended budgets whose graphs still exist.
+// Make `session` the one active budget of this process; null: no budget is active.
+void set_active(c10::intrusive_ptr<Session> session);
+// Return the number of sessions in this process, also of ended budgets whose graphs still exist.
 std::size_t drivers_alive() noexcept;
 // Return true if no thread that the program started inside the budget has run a backward pass.
 bool gradients_stay();
