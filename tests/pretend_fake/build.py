@@ -11,6 +11,7 @@ import sysconfig
 from pathlib import Path
 from typing import Final
 
+import pytest
 import torch
 
 _HERE: Final = Path(__file__).parent
@@ -19,6 +20,12 @@ _HEADERS: Final = _HERE / "include"
 _TORCH: Final = Path(torch.__file__).parent
 #: the file of torch that defines its FakeTensor mode, since torch 2.15
 _MODE: Final = _TORCH / "include/c10/core/impl/FakeTensorModeTLS.h"
+
+
+#: marks tests of a core that has its dispatch key for itself
+ALONE: Final = pytest.mark.skipif(
+    "PRETENDED_FAKE" in os.environ, reason="needs a core that has its dispatch key for itself"
+)
 
 
 @functools.cache

@@ -18,12 +18,14 @@ from rekindle.native import _build
 from rekindle.policies import Random
 from rekindle.pytorch.context import _arguments, _native_core
 from rekindle.pytorch.native import _core
+from tests.pretend_fake.build import ALONE
 
 ROOT = Path(__file__).parents[3]
 
 #: A program that enters a budget and prints the outcome.
 PROGRAM = """
 import torch, rekindle
+from tests.pretend_fake.build import ALONE
 weight = torch.ones(10, requires_grad=True)
 for step in range(2):
     try:
@@ -133,6 +135,7 @@ def test_budget_with_unwritable_cache_folder_raises_with_reason(tmp_path: Path) 
     assert "the folder for the compiled core cannot be made: " in reported
 
 
+@ALONE
 def test_budget_beside_other_fallback_at_its_dispatch_key_starts() -> None:
     taken = (
         'import torch; _ = torch.library.Library("_", "IMPL", "Fake"); '

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rekindle
+from tests.pretend_fake.build import ALONE
 from tests.pytorch.bits import differing
 from tests.pytorch.harsh import everything, harshest
 
@@ -103,6 +104,7 @@ class Names(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@ALONE
 def test_programs_call_every_operator_with_typed_arguments() -> None:
     with rekindle.budget.unlimited():
         pass  # the core registers its kernels

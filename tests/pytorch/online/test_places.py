@@ -15,6 +15,7 @@ from torch.nn.modules import module as hooks
 import rekindle
 from rekindle import Run
 from rekindle.pytorch.online._places import OUTSIDE, Place
+from tests.pretend_fake.build import ALONE
 
 
 class Half(nn.Module):
@@ -100,6 +101,7 @@ def test_operator_after_module_that_raised_is_outside_of_module() -> None:
     assert ("aten::sqrt", OUTSIDE) in {(name, place.module) for name, place in places(step)}
 
 
+@ALONE
 def test_module_hooks_are_registered_only_while_recording() -> None:
     before = len(hooks._global_forward_pre_hooks), len(hooks._global_forward_hooks)
     net = Net()
