@@ -40,6 +40,7 @@ PUBLIC_SYMBOLS = re.compile(
     r"|(\w*Type|GeneratorImpl|OperatorHandle|SymbolicShapeMeta)::.*"
     r"|SmallVectorBase<.*|(Error|Type|ListType|DeviceTypeName|GetAllocator|TypeMeta::.*|caffe2::.*|operator<<.*)"
     r"|(infer_size|print|get_num_threads|set_num_threads|globalContext|getDtypeNames|warn)"
+    r"|Warning(Handler|Utils::.*)"
     r"|(report_overflow|throwNullDataPtrError|typeKindToString|warnDeprecatedDataPtr)"
     r"|(get_default_dtype_as_scalartype|set_default_dtype|fallthrough_kernel)"
     r"|(ivalue::.*|impl::OperatorEntry::.*|initializeFunctionalityOffsetsAndMasks)"
@@ -122,10 +123,11 @@ def measured_in_python() -> dict[str, str]:
 def measured_in_cpp() -> dict[str, str]:
     """Return the private C++ names and headers that the native core uses, each with its place."""
     found: dict[str, str] = {}
-    for name, path in _internals.headers_used():
+    sources = _internals.native_sources()
+    for name, path in _internals.headers_used(sources):
         if not PUBLIC_HEADERS.fullmatch(name):
             found.setdefault(name, str(path))
-    for name, path in _internals.cpp_names():
+    for name, path in _internals.cpp_names(sources):
         found.setdefault(short(name), str(path))
     core = native.torch_extension()
     assert core is not None, native.why_not(native.TORCH)

@@ -93,6 +93,7 @@ def test_doctor_names_private_names_that_torch_lacks(
         "#include <torch/csrc/autograd/engine.h>\n"
         "#include <torch/csrc/no_such_header.h>\n"
         "torch::autograd::Engine& engine; c10::impl::no_such_guard guard;\n"
+        "#if __has_include(<c10/not_yet.h>)\n#include <c10/not_yet.h>\n#endif\n"
         "#if REKINDLE_HAS_IT\n"
         "torch::autograd::in_other_versions also;\n"
         "#endif\n"

@@ -30,8 +30,10 @@ _INCLUDE: Final = (
 _QUALIFIED: Final = re.compile(
     r"(?<!:)\b(?:(?:torch|at|c10)::)*((?:autograd|autocast|impl|detail)::(?:\w+::)*[a-zA-Z]\w+)"
 )
-# Code for some versions of PyTorch only (`native/torch/versions.h`).
-_CONDITIONAL: Final = re.compile(r"^#if REKINDLE_\w+$.*?^#endif$", re.MULTILINE | re.DOTALL)
+# Code for some versions of PyTorch only.
+_CONDITIONAL: Final = re.compile(
+    r"^#if(?:def)? (?:REKINDLE_\w+|__has_include\(.*?\))$.*?^#endif$", re.MULTILINE | re.DOTALL
+)
 
 
 @functools.cache
@@ -42,9 +44,10 @@ def missing_names() -> tuple[str, ...]:
         Each name or header, with the file that uses it, sorted.
     """
     python = ((name, path) for name, path in python_names() if not _exists(name))
-    headers = ((name, path) for name, path in headers_used() if not _header(name))
-    words = _words_of_headers()
-    cpp = ((name, path) for name, path in cpp_names() if name.rpartition("::")[2] not in words)
+    sources = [(path, _CONDITIONAL.sub("", text)) for path, text in native_sources()]
+    headers = ((name, path) for name, path in headers_used(sources) if not _header(name))
+    words = _words_of_headers(sources)
+    cpp = ((n, path) for n, path in cpp_names(sources) if n.rpartition("::")[2] not in words)
     first: dict[str, str] = {}
     for name, path in (*python, *headers, *cpp):
         first.setdefault(name, path.relative_to(_PACKAGE).as_posix())
@@ -70,26 +73,27 @@ def python_names() -> Iterator[tuple[str, Path]]:
                 yield name, path
 
 
-def headers_used() -> Iterator[tuple[str, Path]]:
-    """Yield each header of PyTorch that the native core includes, and the file that includes it."""
-    for path, text in _native_sources():
+def native_sources() -> list[tuple[Path, str]]:
+    """Return the C++ files of the native core, and their text without comments."""
+    return [
+        (path, re.sub(r"//[^\n]*", "", path.read_text(encoding="utf-8")))
+        for path in sorted((_PACKAGE / "native").rglob("*"))
+        if path.suffix in (".h", ".cpp")
+    ]
+
+
+def headers_used(sources: Sequence[tuple[Path, str]]) -> Iterator[tuple[str, Path]]:
+    """Yield each header of PyTorch that `sources` include, and the file that includes it."""
+    for path, text in sources:
         for name in re.findall(r"^#include <((?:torch|ATen|c10)/.+)>", text, re.MULTILINE):
             yield name, path
 
 
-def cpp_names() -> Iterator[tuple[str, Path]]:
+def cpp_names(sources: Sequence[tuple[Path, str]]) -> Iterator[tuple[str, Path]]:
     """Yield each name from an undocumented namespace of PyTorch, and the C++ file that uses it."""
-    for path, text in _native_sources():
+    for path, text in sources:
         for name in _QUALIFIED.findall(text):
             yield name, path
-
-
-def _native_sources() -> Iterator[tuple[Path, str]]:
-    """Yield the C++ files, without comments and without code for some versions of PyTorch only."""
-    for path in sorted((_PACKAGE / "native").rglob("*")):
-        if path.suffix in (".h", ".cpp"):
-            text = re.sub(r"//[^\n]*", "", path.read_text(encoding="utf-8"))
-            yield path, _CONDITIONAL.sub("", text)
 
 
 def _header(name: str) -> Path | None:
@@ -97,9 +101,9 @@ def _header(name: str) -> Path | None:
     return next((each / name for each in _INCLUDE if (each / name).is_file()), None)
 
 
-def _words_of_headers() -> frozenset[str]:
+def _words_of_headers(sources: Sequence[tuple[Path, str]]) -> frozenset[str]:
     """Return the words of the included headers and, except in ATen, of those in their folders."""
-    used = {_header(name) for name, _ in headers_used() if not name.startswith("ATen/ops/")}
+    used = {_header(name) for name, _ in headers_used(sources) if not name.startswith("ATen/ops/")}
     files = {path for path in used if path is not None}
     for folder in {path.parent for path in files}:
         if folder.name != "ATen":  # its largest headers declare operators
