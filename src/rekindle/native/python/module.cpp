@@ -22,10 +22,8 @@
 #include "../memory/room/own_policy.h"
 #include "../memory/room/swapper.h"
 #include "../memory/session.h"
-#include "../ops/kernel_operands.h"
 #include "../steps/learner.h"
 #include "../torch/dispatch_key.h"
-#include "../torch/geometry.h"
 #include "../torch/pyobjects.h"
 #include "../torch/raised.h"
 #include "conversions.h"
@@ -37,6 +35,7 @@
 #include "py_snapshot.h"
 #include "py_stats.h"
 #include "py_steps.h"
+#include "py_storages.h"
 #include "py_swap.h"
 #include "py_transcripts.h"
 #include "set_data.h"
@@ -55,8 +54,6 @@ using rekindle::Room;
 using rekindle::Session;
 using rekindle::session_in;
 using rekindle::session_of;
-using rekindle::Sources;
-using rekindle::tensor_of;
 
 // -- functions of the module ----------------------------------------------------------------------
 
@@ -353,69 +350,6 @@ PyObject* deactivate(PyObject* arguments) {
     return nothing();
 }
 
-// Parse the arguments (session, tensor), and call `act` with both if the tensor has memory.
-template <class F>
-PyObject* to_tensor(PyObject* arguments, F&& act) {
-    PyObject* capsule = nullptr;
-    PyObject* object = nullptr;
-    parse(arguments, "OO", &capsule, &object);
-    Session& session = session_of(capsule);
-    const c10::TensorImpl& tensor = tensor_of(object);
-    rekindle::settled(session, [&](Locked& lock) {
-        if (rekindle::has_memory(tensor)) {
-            act(session, lock, tensor);
-        }
-    });
-    return nothing();
-}
-
-// keep(driver, tensor) -> None
-//
-// Pin the storage of `tensor`.
-PyObject* keep(PyObject* arguments) {
-    return to_tensor(arguments, [](Session& session, Locked&, const c10::TensorImpl& tensor) {
-        session.sources.keep(tensor);
-    });
-}
-
-// Do the same as `to_tensor`, unless the current thread runs an operator that reads the tensor. In
-// this case the tensor is resident, and nothing needs to be done.
-template <class F>
-PyObject* to_absent_tensor(PyObject* arguments, F&& act) {
-    PyObject* capsule = nullptr;
-    PyObject* object = nullptr;
-    parse(arguments, "OO", &capsule, &object);
-    const c10::TensorImpl& tensor = tensor_of(object);
-    const bool there =
-        rekindle::has_memory(tensor) &&
-        rekindle::KernelOperands::has(*tensor.unsafe_storage().unsafeGetStorageImpl());
-    return there ? nothing() : to_tensor(arguments, std::forward<F>(act));
-}
-
-// bring_back(driver, tensor) -> None
-//
-// Restore the contents of `tensor` if it was evicted.
-PyObject* bring_back(PyObject* arguments) {
-    return to_absent_tensor(
-        arguments, [](Session& session, Locked& lock, const c10::TensorImpl& tensor) {
-            rekindle::bring_back(session, lock, tensor);
-        }
-    );
-}
-
-// pin_exposed_address(driver, tensor) -> None
-//
-// Restore the contents of `tensor`, and do not evict them while the program holds the tensor.
-// Called because code outside of PyTorch gets the address of the tensor.
-PyObject* pin_exposed_address(PyObject* arguments) {
-    return to_absent_tensor(
-        arguments, [](Session& session, Locked& lock, const c10::TensorImpl& tensor) {
-            rekindle::bring_back(session, lock, tensor);
-            session.held.pin_exposed_address(*tensor.unsafe_storage().unsafeGetStorageImpl());
-        }
-    );
-}
-
 // put_method(type, name, function) -> None
 //
 // Set a method of a type, which may be a C type that refuses assignment from Python.
@@ -446,86 +380,6 @@ PyObject* make_room(PyObject* arguments) {
         rekindle::retry_evicting_held(session, lock, [&] { session.room.make_room(bytes, who); });
         session.room.refuse_for_tests(who);
     });
-    return nothing();
-}
-
-// Return the `StorageImpl` at `address`, the number by which Python refers to a storage.
-c10::StorageImpl& storage_at(unsigned long long address) {
-    return *reinterpret_cast<c10::StorageImpl*>(address);  // NOLINT(performance-no-int-to-ptr)
-}
-
-// about_to_resize(driver, address, nbytes, newest) -> bool
-//
-// Prepare for a resize of the storage at `address` to `nbytes`. `newest`: a number if FSDP frees a
-// module's parameter until the module's backward pass. It is the sequence number of the newest
-// autograd node of the module's result. Negative if the program will not restore the contents.
-// Return True if the storage has a record.
-PyObject* about_to_resize(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    unsigned long long address = 0;
-    long long bytes = 0;
-    long long newest = 0;
-    parse(arguments, "OKLL", &capsule, &address, &bytes, &newest);
-    Session& session = session_of(capsule);
-    c10::StorageImpl& storage_impl = storage_at(address);
-    const bool known = rekindle::settled(session, [&](Locked& /*lock*/) {
-        return session.resizes.about_to_resize(storage_impl, bytes, newest);
-    });
-    return PyBool_FromLong(known ? 1 : 0);
-}
-
-// Parse the arguments (session, address of a storage), and call `act`, a member function of the
-// session, with the storage. Do nothing if the current thread runs an operator with this storage.
-template <auto act>
-PyObject* to_storage(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    unsigned long long address = 0;
-    parse(arguments, "OK", &capsule, &address);
-    Session& session = session_of(capsule);
-    c10::StorageImpl& storage_impl = storage_at(address);
-    if (!rekindle::KernelOperands::has(storage_impl)) {
-        rekindle::translate_errors(session, [&] {
-            Locked lock;
-            rekindle::about_to_let_go(session, lock);
-            rekindle::retry_evicting_held(session, lock, [&] {
-                (session.sources.*act)(storage_impl);
-            });
-        });
-    }
-    return nothing();
-}
-
-// suspend_origin_tracking(driver, tensor) -> None
-//
-// Drop the runtime's weak reference to `tensor`, because `torch.utils.swap_tensors` refuses tensors
-// with weak references.
-PyObject* suspend_origin_tracking(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    PyObject* object = nullptr;
-    parse(arguments, "OO", &capsule, &object);
-    const c10::TensorImpl& tensor = tensor_of(object);
-    const Locked lock;
-    session_of(capsule).swapped_tensors.suspend(tensor);
-    return nothing();
-}
-
-// resume_origin_tracking(driver) -> None
-//
-// Make new weak references to the tensors that were passed to `suspend_origin_tracking`.
-PyObject* resume_origin_tracking(PyObject* arguments) {
-    Session& session = session_in(arguments);
-    const Locked lock;
-    session.swapped_tensors.resume();
-    return nothing();
-}
-
-// resized(driver) -> None
-//
-// Record that the resize that `about_to_resize` announced has been done.
-PyObject* resized(PyObject* arguments) {
-    Session& session = session_in(arguments);
-    const Locked lock;
-    session.resizes.has_been_resized();
     return nothing();
 }
 
@@ -710,16 +564,16 @@ PyMethodDef methods[] = {
     method<rekindle::reopen_trials>("reopen_trials"),
     method<rekindle::audit>("audit"),
     method<rekindle::recomputed_differently>("recomputed_differently"),
-    method<keep>("keep"),
+    method<rekindle::keep>("keep"),
     method<make_room>("make_room"),
     method<put_method>("put_method"),
-    method<about_to_resize>("about_to_resize"),
-    method<resized>("resized"),
-    method<to_storage<&Sources::mark_externally_writable>>("mark_externally_writable"),
-    method<to_storage<&Sources::about_to_write_unseen>>("about_to_write_unseen"),
-    method<to_storage<&Sources::version_raised>>("version_raised"),
-    method<bring_back>("bring_back"),
-    method<pin_exposed_address>("pin_exposed_address"),
+    method<rekindle::about_to_resize>("about_to_resize"),
+    method<rekindle::resized>("resized"),
+    method<rekindle::mark_externally_writable>("mark_externally_writable"),
+    method<rekindle::about_to_write_unseen>("about_to_write_unseen"),
+    method<rekindle::version_raised>("version_raised"),
+    method<rekindle::bring_back>("bring_back"),
+    method<rekindle::pin_exposed_address>("pin_exposed_address"),
     method<rekindle::evict_anything>("evict_anything"),
     method<rekindle::placeholders>("placeholders"),
     method<rekindle::record_without_grad>("record_without_grad"),
@@ -743,8 +597,8 @@ PyMethodDef methods[] = {
             set_flag<&Session::observers, &Observers::due, &rekindle::Notifications::notes_places>>(
         "notes_places"
     ),
-    method<suspend_origin_tracking>("suspend_origin_tracking"),
-    method<resume_origin_tracking>("resume_origin_tracking"),
+    method<rekindle::suspend_origin_tracking>("suspend_origin_tracking"),
+    method<rekindle::resume_origin_tracking>("resume_origin_tracking"),
     method<never_recompute>("never_recompute"),
     method<rekindle::swap>("swap"),
     method<rekindle::swapped>("swapped"),

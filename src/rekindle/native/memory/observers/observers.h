@@ -1,7 +1,6 @@
-// What is told about a run and never decides anything: recordings, samples, statistics, and the
-// notifications that Python gets.
+// Observers of a run: recordings, samples, statistics, and notifications for Python.
 //
-// Every other part of a budget tells the observers what it did. The observers ask no other part.
+// The other parts of a budget report to the observers, which use no other part.
 #pragma once
 
 #include <cstddef>

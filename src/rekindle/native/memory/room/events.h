@@ -1,6 +1,6 @@
 // Runs events of the engine: swaps, errors and dropped recipes included.
 //
-// Every event of the engine runs within `Events::perform`.
+// An event after which the engine may act runs within `Events::perform`.
 #pragma once
 
 #include <c10/util/FunctionRef.h>
