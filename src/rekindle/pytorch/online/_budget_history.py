@@ -53,6 +53,8 @@ class BudgetHistory:
 
     def __init__(self) -> None:
         self._met: dict[Bytes, Shortage] = {}
+        #: For each failed budget of this process, the number of failed suggestions that led to it.
+        self._failed_before: dict[Bytes, int] = {}
         # Budgets that failed in earlier processes. None: the file is not read yet.
         self._before: dict[Bytes, Shortage] | None = None
 
@@ -69,20 +71,22 @@ class BudgetHistory:
             is_estimate: `smallest` is the estimate of an operator's need, which is often twice the
                 real need. So nothing is added.
         """
-        stride = 0 if is_estimate else self._stride(budget, smallest)
+        failed = self._predecessors(budget)
+        self._failed_before[budget] = len(failed)
+        stride = 0 if is_estimate else self._stride(failed, smallest)
         if evicted > smallest // self.ROUNDED:
             stride = min(stride, evicted)
         worth_trying = smallest + stride
         self._met[budget] = Shortage(budget, smallest, worth_trying)
         while len(self._met) > self.MOST:
-            del self._met[next(iter(self._met))]
+            oldest = next(iter(self._met))
+            del self._met[oldest], self._failed_before[oldest]
         self._keep()
         return max(worth_trying, self._at_the_end(budget, smallest))
 
     def is_second_failure(self, budget: Bytes) -> bool:
         """Return True if `budget` was the first suggestion after a smaller budget failed."""
-        first = self._predecessor(budget)
-        return first is not None and self._predecessor(first.budget) is None
+        return self._failed_before.get(budget) == 1
 
     def replace_suggestion(self, budget: Bytes, forecast: Bytes) -> bool:
         """Replace the budget suggested after `budget` failed by one from a forecast.
@@ -99,13 +103,8 @@ class BudgetHistory:
         self._keep()
         return True
 
-    def _stride(self, budget: Bytes, smallest: Bytes) -> Bytes:
-        """Return the bytes to add to `smallest`, by the suggestions that have failed so far."""
-        failed: list[Shortage] = []
-        each = self._predecessor(budget)
-        while each is not None:
-            failed.append(each)
-            each = self._predecessor(each.budget)
+    def _stride(self, failed: list[Shortage], smallest: Bytes) -> Bytes:
+        """Return the bytes to add to `smallest` after the suggestions of `failed` have failed."""
         if not failed:
             return 0
         # The first suggestion adds nothing to the need, unless it is a forecast.
@@ -113,15 +112,18 @@ class BudgetHistory:
             return smallest * min(len(failed), self.AFTER_FORECAST) // self.AFTER_FORECAST
         return smallest // self.GROWTH
 
-    def _predecessor(self, budget: Bytes) -> Shortage | None:
-        """Return the shortage after which `budget` was suggested, perhaps rounded, or None."""
-        found = [
-            each
-            for each in (self._earlier() | self._met).values()
-            if each.budget < budget
-            and (self._is_about(budget, each.smallest) or self._is_about(budget, each.next))
-        ]
-        return max(found, default=None)
+    def _predecessors(self, budget: Bytes) -> list[Shortage]:
+        """Return the shortages that led to `budget`, the last first.
+
+        After each, a budget was suggested that failed as well, perhaps rounded.
+        """
+        found: list[Shortage] = []
+        for each in sorted((self._earlier() | self._met).values(), reverse=True):
+            about = self._is_about(budget, each.smallest) or self._is_about(budget, each.next)
+            if each.budget < budget and about:
+                found.append(each)
+                budget = each.budget
+        return found
 
     def _is_about(self, budget: Bytes, suggested: Bytes) -> bool:
         return suggested <= budget <= suggested + suggested // self.ROUNDED
