@@ -8,26 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rekindle.pytorch.observed._before import Onlooker as InvisibleMode
 from tests.pytorch.harsh import Watch
 from tests.pytorch.models import Phase
 
 PLENTY = 1 << 40
 
 
-class Onlooker(Watch):
+class Onlooker(Watch, InvisibleMode):
     """A memory tracker, which is a dispatch mode but does not keep torch.compile from compiling."""
-
-    @classmethod
-    def is_infra_mode(cls) -> bool:
-        return True
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        return True
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
 
 
 class WithLoss(nn.Module):
