@@ -185,7 +185,7 @@ def unused(page: str, names: Iterable[str]) -> Iterator[str]:
 @functools.cache
 def words(folder: str) -> frozenset[str]:
     """Return the words and the names of included headers in the sources of a folder."""
-    paths = (SOURCES / folder).glob("*.*")
+    paths = (SOURCES / folder).rglob("*.*")
     text = "".join(path.read_text(encoding="utf-8") for path in paths)
     return frozenset(re.findall(r"\w+", text) + re.findall(r"(?m)^#include <(.+)>", text))
 
