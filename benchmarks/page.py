@@ -111,7 +111,7 @@ def claims() -> list[str]:
         [
             "small budgets suffice",
             f"{min(floor):.2f} to {max(floor):.2f} times a proven bound",
-            "[floors](#the-smallest-budgets)",
+            "[archived](#questions-that-are-answered)",
         ],
     ]
     return table_of(["claim", "figure", "section"], rows)

@@ -185,7 +185,9 @@ def unused(page: str, names: Iterable[str]) -> Iterator[str]:
 @functools.cache
 def words(folder: str) -> frozenset[str]:
     """Return the words and the names of included headers in the sources of a folder."""
-    paths = (SOURCES / folder).rglob("*.*")
+    paths = [
+        path for path in (SOURCES / folder).rglob("*.*") if path.suffix in (".py", ".h", ".cpp")
+    ]
     text = "".join(path.read_text(encoding="utf-8") for path in paths)
     return frozenset(re.findall(r"\w+", text) + re.findall(r"(?m)^#include <(.+)>", text))
 
