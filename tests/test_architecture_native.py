@@ -22,14 +22,14 @@ MOST_MEMBERS = 40  # functions and fields of one class
 
 # Folders, classes and circles of includes that are larger than that. The lists may only shrink:
 # lower a number when a class or folder gets smaller, and remove what is small enough.
-LARGE_FOLDERS = {"engine": 37, "torch": 42}
+LARGE_FOLDERS = {"engine": 36, "torch": 42}
 LARGE_CLASSES = {
-    "engine/ledger.h: Ledger": 115,
+    "engine/ledger.h: Ledger": 113,
     "dispatch/operation.h: Operation": 103,
     "engine/engine.h: Engine": 60,
-    "engine/exact.h: Exact": 52,
+    "engine/exact.h: Exact": 48,
     "replay/player.h: Player": 47,
-    "engine/scored.h: ScoredChooser": 46,
+    "engine/scored.h: ScoredChooser": 45,
     "steps/learner.h: Learner": 44,
     "torch/device.h: Device": 43,
 }
