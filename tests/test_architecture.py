@@ -34,12 +34,14 @@ ALLOWED = {
     "_cache": set[str](),
     "_files": set[str](),
     "_progress": set[str](),
+    "_interrupts": set[str](),
     "trace": SHARED,
     # From policies only the swap bandwidths, which give the times of schedules.
     "schedule": SHARED | {"trace", "policies.swap"},
     "policies": SHARED,
     "engine": SHARED | {"trace", "schedule", "policies"},
-    "native": {"_cache"},  # compiles and loads extensions; callers know their contents
+    # compiles and loads extensions, whose contents the callers know
+    "native": {"_cache", "_interrupts"},
     "simulator": SHARED | {"trace", "schedule", "policies", "engine", "native"},
     # Neither engine nor simulator: these check plans, so a planner must not depend on them.
     "planners": SHARED | {"trace", "schedule", "policies.swap"},
@@ -48,6 +50,7 @@ ALLOWED = {
     # step needs, which takes seconds.
     "pytorch": SHARED
     | {"trace", "schedule", "policies", "engine", "native", "simulator", "_progress"}
+    | {"_interrupts"}
     | {"planners._result", "planners._chain", "planners._costs", "report._report", "report._data"},
     "report": SHARED | {"trace", "schedule"},
     "integrations": SHARED | {"pytorch"},

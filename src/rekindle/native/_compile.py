@@ -12,14 +12,14 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from types import FrameType
 from typing import Final, TextIO, final
+
+from rekindle._interrupts import interrupts_deferred
 
 _UNIT_BYTES: Final = 240_000  # most bytes of source text to put into one translation unit
 _POLL_S: Final = 0.05
@@ -114,7 +114,7 @@ def run_all(jobs: Sequence[Job], folder: Path, progress: Progress) -> None:
             while waiting and len(running) < cores():
                 log = folder / f"{len(waiting)}.log"
                 # Ctrl-C must not interrupt this block, or a compiler could be left running.
-                with _interrupted_afterwards():
+                with interrupts_deferred():
                     running.append(_Running(waiting.pop(), log))
             time.sleep(_POLL_S)
             for each in [each for each in running if each.process.poll() is not None]:
@@ -126,23 +126,6 @@ def run_all(jobs: Sequence[Job], folder: Path, progress: Progress) -> None:
     finally:
         for each in running:
             each.kill()
-
-
-@contextlib.contextmanager
-def _interrupted_afterwards() -> Generator[None]:
-    """Run a `with` block, and defer the effect of Ctrl-C until the end of the block."""
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield  # Ctrl-C is not delivered to this thread, or has no handler
-        return
-    came: list[tuple[int, FrameType | None]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-    if came:
-        handler(*came[0])
 
 
 @final

@@ -5,10 +5,12 @@ A trace function sends the signal after a given number of lines of Rekindle's Py
 
 from __future__ import annotations
 
+import _weakrefset
 import random
 import signal
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -24,14 +26,15 @@ from rekindle.pytorch.native import is_seen
 from tests.helpers import WHOLE
 from tests.pytorch.left import behind, settings
 
-HERE = str(Path(rekindle.__path__[0]))
+#: Rekindle's code, and the code of Python's library that runs when weakly referenced objects die.
+HERE = (str(Path(rekindle.__path__[0])), weakref.__file__, _weakrefset.__file__)
 #: Functions whose own lines raise nothing here. In these few lines Python looks for no signal, but
 #: the trace function would raise there.
 WITHOUT_CHECKS = {budget.__enter__.__code__, budget.__exit__.__code__}
 
 
 class Interrupter:
-    """Sends SIGINT to this process at the line `number` of Rekindle's code, counted from now."""
+    """Sends SIGINT to this process at the line `number` of `HERE`, counted from now."""
 
     def __init__(self, number: int) -> None:
         self.left = number
@@ -139,6 +142,57 @@ def test_interrupt_while_budget_begins_or_ends_comes_after(where: str) -> None:
         assert budget._active is None
         assert not is_seen()
         assert behind(before) == []
+
+
+class Dying:
+    """An object at whose end Ctrl-C arrives, in its finalizer or when its weak reference dies."""
+
+    def __init__(self, *, weak: bool) -> None:
+        self.weak = weak
+        if weak:
+            REFERENCES.append(weakref.ref(self, lambda _: Dying.end()))
+
+    def __del__(self) -> None:
+        if not self.weak:
+            self.end()
+
+    @staticmethod
+    def end() -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+REFERENCES: list[Any] = []
+
+
+@pytest.mark.parametrize("weak", [False, True])
+def test_interrupt_in_finalizer_within_budget_is_raised(weak: bool) -> None:
+    hook = sys.unraisablehook
+
+    def step() -> None:
+        with rekindle.budget("1GiB", learn=False):
+            Dying(weak=weak)
+            for _ in range(1_000):
+                torch.ones(1)
+            raise AssertionError("the interrupt was lost")
+
+    before = settings()
+    with pytest.raises(KeyboardInterrupt):
+        step()
+    assert behind(before) == []
+    assert sys.unraisablehook is hook
+    REFERENCES.clear()
+
+
+def test_other_errors_in_finalizers_go_to_hook_of_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing:
+        def __del__(self) -> None:
+            raise ValueError("seen")
+
+    seen: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda error: seen.append(error.exc_type))
+    with rekindle.budget("1GiB", learn=False):
+        Failing()
+    assert seen == [ValueError]
 
 
 # -- leaving a budget twice, or in another thread --------------------------------------------------

@@ -29,6 +29,7 @@
 #include "conversions.h"
 #include "for_tests.h"
 #include "py_held_eviction.h"
+#include "py_interrupts.h"
 #include "py_optimizer.h"
 #include "py_plans.h"
 #include "py_profilers.h"
@@ -445,8 +446,7 @@ PyObject* forked_here(PyObject* /*arguments*/) {
 
 // forked() -> None
 //
-// Release the session mutex in the child process after a fork. The child process runs within no
-// budget.
+// Release the session mutex in the child process after a fork. It runs within no budget.
 PyObject* forked(PyObject* /*arguments*/) {
     rekindle::forked();
     rekindle::join(nullptr);
@@ -645,6 +645,7 @@ PyMethodDef methods[] = {
     method<arena>("arena"),
     method<count_allocations>("count_allocations"),
     method<drivers_alive>("drivers_alive"),
+    method<rekindle::interrupts_kept>("interrupts_kept"),
     method<about_to_fork>("about_to_fork"),
     method<forked_here>("forked_here"),
     method<forked>("forked"),

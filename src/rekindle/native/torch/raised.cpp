@@ -62,6 +62,15 @@ int raise_now(void* object) {
 
 }  // namespace
 
+void raise_object_later(PyObject* error) noexcept {
+    const bool whole = PyExceptionInstance_Check(error) != 0;
+    PyObject* made = whole ? Py_NewRef(error) : PyObject_CallNoArgs(error);
+    if (made == nullptr || Py_AddPendingCall(&raise_now, made) != 0) {
+        PyErr_Clear();
+        PyErr_SetInterrupt();  // Unlike Py_AddPendingCall(), this function cannot fail.
+    }
+}
+
 void set_out_of_memory_types(PyObject* full, PyObject* not_full) {
     Py_INCREF(full);  // Keep the exception types forever.
     Py_INCREF(not_full);
@@ -83,12 +92,7 @@ bool ends_the_program(const std::exception& error) noexcept {
 
 void raise_later(const std::exception& error) noexcept {
     ask_python(error, [](const Raised& raised) {
-        const bool whole = raised.value != nullptr && PyExceptionInstance_Check(raised.value) != 0;
-        PyObject* made = whole ? Py_NewRef(raised.value) : PyObject_CallNoArgs(raised.type);
-        if (made == nullptr || Py_AddPendingCall(&raise_now, made) != 0) {
-            PyErr_Clear();
-            PyErr_SetInterrupt();  // Unlike Py_AddPendingCall(), this function cannot fail.
-        }
+        raise_object_later(raised.value == nullptr ? raised.type : raised.value);
         return true;
     });
 }

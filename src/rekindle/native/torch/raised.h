@@ -19,6 +19,8 @@ bool is_out_of_memory(const std::exception& error);
 bool ends_the_program(const std::exception& error) noexcept;
 // Raise `error` in the main thread a moment later, because the calling function must not throw.
 void raise_later(const std::exception& error) noexcept;
+// Do the same with a Python error or type of error. Needs the GIL.
+void raise_object_later(_object* error) noexcept;
 // Attach `second`, raised after `first`, to `first` as a note. If `second` ends the program, raise
 // it later instead.
 void add_note(std::exception& first, const std::exception& second) noexcept;

@@ -21,12 +21,12 @@ import torch
 
 from rekindle import _checks as checks
 from rekindle._errors import OutOfBudget, Unsupported, notes_added_to
+from rekindle._interrupts import DeferredInterrupts
 from rekindle._types import Bytes
 from rekindle.policies import Policy, Swap, policy_of
 from rekindle.pytorch.context._ahead import look_ahead
 from rekindle.pytorch.context._arguments import Arguments
 from rekindle.pytorch.context._auto import measured_again
-from rekindle.pytorch.context._interrupts import DeferredInterrupts
 from rekindle.pytorch.context._native_core import native_core_for
 from rekindle.pytorch.context._processes import spawn_warns
 from rekindle.pytorch.context._run import Run
@@ -38,6 +38,7 @@ from rekindle.pytorch.native import (
     Driver,
     Runtime,
     functions_recomputed,
+    interrupts_kept,
     is_seen,
     random_states_counted,
     seen,
@@ -273,7 +274,8 @@ class budget:
         hooks and replaced functions that it has installed.
         """
         driver, steps = runtime.driver, OptimizerSteps(runtime)
-        # The first part exits last. Closing the driver restores the program's evicted tensors, and
+        yield interrupts_kept(driver.core)
+        # This part exits late. Closing the driver restores the program's evicted tensors, and
         # hooks of the other parts must not observe this.
         yield closing(driver)
         if driver.device.type == "cpu" and self._arguments.cache:

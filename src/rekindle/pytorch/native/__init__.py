@@ -21,6 +21,7 @@ from rekindle.pytorch.native._module import Handle as Handle
 from rekindle.pytorch.native._module import RouteNumbers as RouteNumbers
 from rekindle.pytorch.native._module import backward_node as backward_node
 from rekindle.pytorch.native._runtime import Runtime as Runtime
+from rekindle.pytorch.native._runtime import interrupts_kept as interrupts_kept
 from rekindle.pytorch.native._runtime import seen as seen
 from rekindle.pytorch.native._runtime import seen_in_thread as seen_in_thread
 from rekindle.pytorch.native._states import random_states_counted as random_states_counted

@@ -7,7 +7,7 @@ in `native/python/for_tests.h`, and are not listed here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NewType, Protocol
 
 from torch import Tensor
@@ -422,6 +422,10 @@ class Core(Protocol):
 
     def reopen_trials(self) -> None:
         """Let operators be tried again whose results are kept because of a trial."""
+        ...
+
+    def interrupts_kept(self, hook: Callable[[Any], object], /) -> Callable[[Any], object]:
+        """Return `sys.unraisablehook` around `hook` that raises Ctrl-C in the main thread."""
         ...
 
     def last_unit(self) -> tuple[bool, str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import final
 
 import torch
@@ -17,7 +18,7 @@ from rekindle.pytorch.native._higher import (
     higher_order_operators_taught,
 )
 from rekindle.pytorch.native._module import Core
-from rekindle.pytorch.online import StepUndo
+from rekindle.pytorch.online import StepUndo, replace
 
 
 @final
@@ -81,6 +82,18 @@ class Runtime:
         if driver.watcher is not None:
             driver.watcher.step()
         driver.steps.over()
+
+
+@contextmanager
+def interrupts_kept(core: Core) -> Iterator[None]:
+    """Inside the block, raise Ctrl-C a moment later if a finalizer was interrupted by it.
+
+    Python prints errors of finalizers and of weak references' callbacks, and goes on. Budgets have
+    many of these callbacks.
+    """
+    with ExitStack() as stack:
+        replace(stack, sys, "unraisablehook", core.interrupts_kept)
+        yield
 
 
 @contextmanager

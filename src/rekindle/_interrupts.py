@@ -1,4 +1,4 @@
-"""Defer Ctrl-C while a budget begins or ends, so that it leaves no hook or mode behind.
+"""Defer Ctrl-C while it would leave something behind.
 
 Python raises `KeyboardInterrupt` between any two steps of Python code in the main thread. Between a
 step that installs a hook and the `try` that removes it, an interrupt would leave the hook behind.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, final
 
@@ -39,3 +41,14 @@ class DeferredInterrupts:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.came = True
+
+
+@contextmanager
+def interrupts_deferred() -> Generator[None]:
+    """Inside the block, defer Ctrl-C. It comes at the end, also if the block raises an error."""
+    deferred = DeferredInterrupts()
+    deferred.begin()
+    try:
+        yield
+    finally:
+        deferred.end()
