@@ -52,10 +52,12 @@ class Service:
     """An operator that works until the program breaks it."""
 
     error: BaseException | None = None
+    times = 1_000_000  #: how often the error is raised
 
     @classmethod
     def double(cls, x: Tensor) -> Tensor:
-        if cls.error is not None:
+        if cls.error is not None and cls.times > 0:
+            cls.times -= 1
             raise cls.error
         return x * 2
 
@@ -67,7 +69,7 @@ def _service() -> Iterator[None]:
         made.register_fake(torch.empty_like)
         made.register_autograd(lambda ctx, gradient: gradient * 2)
         yield
-        Service.error = None
+        Service.error, Service.times = None, 1_000_000
 
 
 @pytest.mark.usefixtures("_service")
@@ -93,6 +95,35 @@ def test_end_of_budget_that_raises_gives_memory_back(error: type[BaseException])
     del held, large, resident
     assert run.memory == before - NBYTES, "the budget does not notice that memory is freed"
     assert core.arena()[1] == 0, "the arena keeps freed memory"
+
+
+@pytest.mark.usefixtures("_service")
+@pytest.mark.evicts_anything
+def test_no_tensor_is_lost_if_end_of_budget_raises() -> None:
+    """An error that comes once costs nothing. After a lasting one, `run.keep` restores tensors."""
+    double = torch.ops.rekindle_endings.double
+    weight = torch.rand(1_000, requires_grad=True)
+    wanted = double(weight).sin()
+
+    def held_at_end(error: BaseException, times: int) -> None:
+        with rekindle.budget("1GiB", evict="anything", learn=False) as run:
+            kept[:] = [run, double(weight), double(weight).sin()]
+            cores.evict_all(run._driver)
+            Service.error, Service.times = error, times
+
+    kept: list[Any] = []
+    for error in (RuntimeError("once"), KeyboardInterrupt()):
+        with pytest.raises(type(error)):
+            held_at_end(error, 1)
+        assert torch.equal(kept[2], wanted)
+    with pytest.raises(RuntimeError) as caught:
+        held_at_end(RuntimeError("lasts"), 1_000)
+    assert any("run.keep(tensor)" in note for note in caught.value.__notes__)
+    Service.error = None
+    run, *tensors = kept
+    for each in tensors:
+        run.keep(each)
+    assert torch.equal(tensors[1], wanted)
 
 
 # -- many budgets that end at once -----------------------------------------------------------------

@@ -518,7 +518,15 @@ class Driver:
         if self.anything or (self.held is not None and self.core.placeholders(self.handle)):
             self._write_no_more()
         self.held = None
-        self.core.deactivate(self.handle)
+        try:
+            self.core.deactivate(self.handle)
+        except BaseException as error:
+            if evicted := self.core.placeholders(self.handle):
+                error.add_note(
+                    f"{evicted} tensors that variables hold are still evicted, because their "
+                    "operators failed. Once the cause is gone, run.keep(tensor) restores each"
+                )
+            raise
         if self.copies is not None:
             self.copies.complain()
 

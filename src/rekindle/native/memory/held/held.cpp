@@ -184,15 +184,17 @@ std::exception_ptr Held::restore_all_placeholders() {
     const Bytes peak = engine_.peak;
     std::exception_ptr failure;
     bool interrupted = false;
-    for (const Ref<Storage>& each : missing) {
-        try {
-            use_in_any_case(record_of(*each));
-        } catch (const std::exception& error) {
-            // This value could not be restored. It stays evicted, and an access to it raises an
-            // error.
-            if (!failure || (!interrupted && ends_the_program(error))) {
-                failure = std::current_exception();
-                interrupted = ends_the_program(error);
+    // Try each value a second time: Ctrl-C or an error that passes must not cost one. A value that
+    // cannot be restored then stays evicted, and an access to it raises an error.
+    for (int times = 0; times < 2 && (times == 0 || failure); ++times) {
+        for (const Ref<Storage>& each : missing) {
+            try {
+                use_in_any_case(record_of(*each));
+            } catch (const std::exception& error) {
+                if (!failure || (!interrupted && ends_the_program(error))) {
+                    failure = std::current_exception();
+                    interrupted = ends_the_program(error);
+                }
             }
         }
     }
