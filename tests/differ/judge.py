@@ -46,8 +46,6 @@ class Program(abc.ABC):
     suggests: bool = True
     suggestion: ClassVar[str] = "smallest_budget"  #: attribute of `OutOfBudget` to try next
     most_attempts: ClassVar[int] = MOST_ATTEMPTS
-    #: True if a run that is refused must not have exceeded its budget before
-    caps_refused: ClassVar[bool] = True
 
     @abc.abstractmethod
     def run(self, setting: Setting) -> dict[str, Any]:
@@ -205,7 +203,7 @@ def complaint(
         except rekindle.OutOfBudget as error:
             if mode.ample:
                 raise Wrong(f"OutOfBudget: {error}") from error
-            if program.caps_refused and setting.peak > setting.most and not mode.planned:
+            if setting.peak > setting.most and not mode.planned:
                 raise Wrong(f"refused, with a peak of {setting.peak}") from error
             if amount is not None and amount > program.most(plain, mode):
                 raise Wrong(

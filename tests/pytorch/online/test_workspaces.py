@@ -6,6 +6,7 @@ Rekindle measures it in the first calls, and later frees memory for it before th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -237,16 +238,73 @@ def test_workspace_of_mean_stays_within_budget(dtype: torch.dtype) -> None:
     assert weight.nbytes + peak < budget + 1024
 
 
-def test_workspace_above_budget_on_first_run_is_reported() -> None:
-    """The workspace of the first run is larger than estimated, and exceeds the budget."""
+def test_workspace_above_budget_on_first_run_is_refused() -> None:
+    """The workspace of the first run is larger than estimated. Half of it fits into the budget."""
     weight = torch.rand(SIZE, requires_grad=True)
-    with rekindle.budget(4 * VECTOR) as run:
-        _curve(weight)
-    assert run.peak > run.budget
-    assert "above the budget, because the workspace of an operator" in str(run.report())
-    with rekindle.budget(7 * VECTOR) as run:
-        _curve(weight)
-    assert "above the budget" not in str(run.report())
+    budget = 4 * VECTOR
+
+    def step() -> None:
+        with rekindle.budget(budget, learn=False), pytest.raises(rekindle.OutOfBudget) as caught:
+            _curve(weight)
+        assert caught.value.operator == "workspaces::curve"
+        assert caught.value.smallest_budget > budget
+
+    assert weight.nbytes + allocated(step).peak <= budget
+
+
+@pytest.fixture
+def grow() -> Iterator[Callable[[Tensor, int], Tensor]]:
+    """A new custom operator without a fake kernel, so that the size of its result is unknown."""
+    with torch.library._scoped_library("rekindle_sizes", "FRAGMENT"):
+        made = torch.library.custom_op(
+            "rekindle_sizes::grow", lambda x, times: x.repeat(times), mutates_args=(),
+            schema="(Tensor x, int times) -> Tensor",
+        )  # fmt: skip
+        made.register_autograd(lambda ctx, gradient: (gradient[: SIZE // 10] * 1, None))
+        yield made
+
+
+def _grown(grow: Any, weight: Tensor) -> Tensor:
+    y = weight
+    for _ in range(12):
+        y = y.sin() * y
+    return grow(y, 8).sum()
+
+
+def _multiplied_sparse(grow: Any, weight: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    dense = torch.rand(200, 100, generator=generator)
+    left = torch.where(dense > 0.5, dense, 0).to_sparse().requires_grad_()
+    right = torch.rand(100, 50, generator=generator).requires_grad_()
+    return (torch.sparse.mm(left, right) * _grown(lambda y, _: y, weight)).sum()
+
+
+@pytest.mark.parametrize("loss", [_grown, _multiplied_sparse])
+def test_memory_inside_operator_stays_in_budget_or_is_told(
+    grow: Callable[[Tensor, int], Tensor],
+    loss: Callable[[Any, Tensor], Tensor],
+) -> None:
+    """The operator runs for the first time, so its memory is unknown."""
+
+    def step() -> None:
+        weight = torch.ones(SIZE // 10, requires_grad=True)
+        loss(grow, weight).backward()
+
+    plain = allocated(step).peak
+    ran = 0
+    for percent in range(100, 10, -6):
+        budget = plain * percent // 100
+        cores.forget_signatures()
+
+        def within(budget: int = budget) -> None:
+            with rekindle.budget(budget, learn=False, cache=False):
+                step()
+
+        with suppress(rekindle.OutOfBudget):
+            peak = allocated(within).peak
+            assert peak <= budget + 1024, percent
+            ran += 1
+    assert ran > 4
 
 
 @pytest.mark.parametrize(

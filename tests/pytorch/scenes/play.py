@@ -104,8 +104,6 @@ class Scene(Program):
 
     seed: int
     measured_below: ClassVar[bool] = False
-    #: The first call of a custom operator without a fake kernel has no known size.
-    caps_refused: ClassVar[bool] = False
 
     @property
     def name(self) -> str:

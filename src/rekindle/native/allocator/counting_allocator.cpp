@@ -12,6 +12,7 @@
 #include <optional>
 #include <thread>
 #include <unordered_map>
+#include <utility>
 
 #include "../base/mutex.h"
 #include "../base/slab.h"
@@ -38,6 +39,7 @@ struct Watch final {
     bool watching = false;        // True while an operator is measured.
     bool tallying = false;
     Bytes limit = UNLIMITED;  // Largest value that `given.now` may have.
+    std::optional<MoveLimit> move;
     std::thread::id limited;  // The limit applies only to allocations of this thread.
     GivenOutInside given;     // Bytes allocated while the measured operator runs.
     GivenOutInside tally;     // Bytes allocated since `tally_allocations` (tests only).
@@ -45,9 +47,21 @@ struct Watch final {
     // Throw `std::bad_alloc` if an allocation of `bytes` by this thread would exceed the limit.
     // Other threads are never refused: they may run code of a library that cannot fail.
     void check_limit(Bytes bytes) {
-        const std::scoped_lock guard(mutex);
+        std::unique_lock guard(mutex);
         if (!watching || bytes <= limit - given.now || limited != std::this_thread::get_id()) {
             return;
+        }
+        if (const auto moving = std::exchange(move, std::nullopt)) {
+            const Bytes wanted = given.now + bytes;
+            limit = UNLIMITED;  // what `move` allocates itself
+            guard.unlock();
+            const Bytes found = (*moving)(wanted);
+            guard.lock();
+            move = moving;
+            limit = found;
+            if (bytes <= limit - given.now) {
+                return;
+            }
         }
         given.refused = given.now + bytes;
         throw std::bad_alloc();
@@ -229,7 +243,7 @@ c10::DeleterFnPtr counting_ones_own() noexcept {
     return &CountingAllocator::give_back;
 }
 
-void watch_allocations(Bytes limit) {
+void watch_allocations(Bytes limit, std::optional<MoveLimit> move) {
     Watch& watch = the_watch();
     const std::scoped_lock guard(watch.mutex);
     if (!watch.tallying) {
@@ -238,6 +252,7 @@ void watch_allocations(Bytes limit) {
     ++watch.operators;
     watch.given = {};
     watch.limit = limit;
+    watch.move = move;
     watch.limited = std::this_thread::get_id();
     watch.set(true, watch.tallying);
 }
@@ -246,6 +261,7 @@ GivenOutInside watched_allocations() noexcept {
     Watch& watch = the_watch();
     const std::scoped_lock guard(watch.mutex);
     watch.set(false, watch.tallying);
+    watch.move.reset();
     return watch.given;
 }
 

@@ -3,11 +3,15 @@
 // operator runs. The wrapper is installed once and stays installed. It costs nothing while nothing
 // is measured. While a budget is active on the CPU, the wrapper allocates from the arena.
 //
-// A measurement can have a limit. An allocation that would exceed the limit fails, so an operator
-// whose workspace is unknown cannot exceed the budget.
+// A measurement can have a limit. Before an allocation exceeds it, memory can be freed to move the
+// limit. If that is not enough the allocation fails, so an operator whose workspace is unknown
+// cannot exceed the budget.
 #pragma once
 
 #include <c10/core/Allocator.h>
+#include <c10/util/FunctionRef.h>
+
+#include <optional>
 
 #include "../base/types.h"
 
@@ -32,9 +36,13 @@ bool allocations_are_counted() noexcept;
 // deleter of the wrapper.
 c10::DeleterFnPtr allocators_own() noexcept;
 c10::DeleterFnPtr counting_ones_own() noexcept;
+// Frees memory, so that the measured operator can have the given number of bytes in all, and
+// returns the limit from then on.
+using MoveLimit = c10::function_ref<Bytes(Bytes)>;
 // Begin to measure an operator, which this thread runs. Only one operator can be measured at a
-// time. An allocation of this thread fails with `std::bad_alloc` if `now` would exceed `limit`.
-void watch_allocations(Bytes limit);
+// time. An allocation of this thread fails with `std::bad_alloc` if `now` would exceed `limit`,
+// also after `move`, which is called until the measurement ends.
+void watch_allocations(Bytes limit, std::optional<MoveLimit> move);
 // End the measurement and return the bytes that the operator allocated.
 GivenOutInside watched_allocations() noexcept;
 

@@ -41,17 +41,44 @@ void Operation::register_tensor() {
     learner.observe(op_id, parsed_);
 }
 
-// Return true if Rekindle's allocator may refuse memory to the running kernel and let it run again
-// later: the kernel's workspace is unknown, and the kernel writes nothing, draws no random numbers
-// and runs no code of the program.
-bool Operation::may_be_refused() const {
-    if (parsed_.signature->watched != 0) [[likely]] {
+// Return true if Rekindle's allocator may refuse memory to the running kernel: the bytes of its
+// workspace or of its results are unknown.
+bool Operation::is_limited() const {
+    if (parsed_.signature->watched != 0 && !facts_.dynamic) [[likely]] {
         return false;
     }
     return !session_.device.queues() && session_.device.guesses &&
-           session_.room.reserves_for_operators() && session_.engine.budget != UNLIMITED &&
-           facts_.is_aten && !facts_.writes && !facts_.random && !facts_.opaque &&
+           session_.room.reserves_for_operators() && session_.engine.budget != UNLIMITED;
+}
+
+// Return true if the kernel can run again after such a refusal: it writes nothing, draws no random
+// numbers and runs no code of the program.
+bool Operation::may_be_refused() const {
+    return is_limited() && facts_.is_aten && !facts_.writes && !facts_.random && !facts_.opaque &&
            !parsed_.signature->takes_over;
+}
+
+// Return the bytes that this operator may have, results included. It is not counted as running.
+Bytes Operation::room_inside() const {
+    return session_.engine.budget - session_.engine.memory - session_.engine.in_flight;
+}
+
+// The kernel, which runs, needs `wanted` bytes so far. Evict values to make room for them. Return
+// the bytes that the kernel may have.
+Bytes Operation::clear_inside(Bytes wanted) {
+    Bytes room = UNLIMITED;
+    run_locked([&] {
+        const Bytes counted = needed_ + inside_;  // as long as the operator runs
+        session_.registry.drain();
+        // A policy in Python cannot run here: the kernel may hold locks.
+        if (session_.own_policy == nullptr && wanted > counted) {
+            session_.room.clear(wanted - counted);
+        }
+        room = room_inside() + counted;
+    });
+    // A kernel that writes is not stopped, because what it has written could not be restored.
+    const bool unnoticed = needed_ <= room && wanted < needed_ + NOTICED;
+    return facts_.writes || unnoticed ? std::max(room, wanted) : room;
 }
 
 // Return true if the operator may run again after a device OOM. An operator that is not PyTorch's
@@ -69,7 +96,8 @@ bool Operation::find_room_inside(Bytes nbytes) {
         retry_evicting_held([&] { session_.room.make_room(nbytes, facts_.name.c_str()); });
         return true;
     } catch (OutOfBudgetError& shortage) {
-        if (shortage.memory + nbytes < shortage.budget + NOTICED) {
+        // Smaller workspaces are not counted in later calls either.
+        if (nbytes < needed_ + NOTICED && shortage.memory + needed_ <= shortage.budget) {
             return false;
         }
         shortage.inside = nbytes - needed_;
@@ -89,8 +117,22 @@ void Operation::call() {
     if (refusable || (session_.device.queues() && may_run_again())) [[unlikely]] {
         call_until_it_fits(refusable);
     } else {
-        attempt(UNLIMITED, nullptr);
+        call_once();
     }
+}
+
+// Run a kernel that cannot run again. If its memory does not fit into the budget even after
+// evictions, stop it and throw `OutOfBudgetError`.
+void Operation::call_once() {
+    const Bytes refused = attempt(is_limited() ? room_inside() : UNLIMITED, nullptr);
+    if (refused == 0) [[likely]] {
+        return;
+    }
+    OutOfBudgetError shortage{refused, session_.engine.memory, session_.engine.budget, facts_.name};
+    shortage.inside = std::max<Bytes>(0, refused - needed_);
+    shortage.likely = likely_need(*parsed_.signature, needed_, refused, session_.device);
+    interrupted(shortage);
+    throw OutOfBudgetError(std::move(shortage));
 }
 
 // Do the same for a kernel that can run again. refusable: Rekindle's allocator may refuse memory to
@@ -103,11 +145,10 @@ void Operation::call_until_it_fits(bool refusable) {
     arguments.append(given.begin(), given.end());
     // The loop ends: an attempt of the kernel has a memory limit only if the attempt before got
     // past an earlier refusal.
-    Bytes ignored = 0;
+    bool ignores = false;  // a workspace that is too small to be counted
     Bytes before = 0;
     for (bool limited = refusable;;) {
-        const Engine& engine = session_.engine;
-        const Bytes room = engine.budget - engine.memory - engine.in_flight + ignored;
+        const Bytes room = ignores ? needed_ + NOTICED - 1 : room_inside();
         const std::uint64_t begun = session_.in_progress.started + 1;
         const Bytes refused = attempt(limited ? room : UNLIMITED, &arguments);
         if (refused == 0) [[likely]] {
@@ -119,7 +160,7 @@ void Operation::call_until_it_fits(bool refusable) {
         before = refused;
         ++session_.observers.repeated_calls;
         if (limited && !find_room_inside(refused)) {
-            ignored = NOTICED;
+            ignores = true;
         }
         call_.put_back({arguments.data(), arguments.size()});
     }
@@ -155,11 +196,15 @@ void Operation::run_locked(Work&& work) {
 Bytes Operation::attempt(Bytes limit, c10::SmallVectorImpl<c10::IValue>* arguments) {
     // Measures the workspace of the kernel, but only while no other operator runs: their memory
     // would be counted too.
+    const auto clear = [&](Bytes wanted) { return clear_inside(wanted); };
     std::optional<WorkspaceProbe> watched;
     const bool priced = parsed_.signature->priced;
     // The workspace of an operator whose results depend on contents may differ in each call.
     if ((!priced || facts_.dynamic) && session_.in_progress.operators == 0) [[unlikely]] {
-        watched.emplace(session_.device, limit);
+        const bool runs_once = arguments == nullptr;
+        watched.emplace(
+            session_.device, limit, runs_once ? std::optional<MoveLimit>(clear) : std::nullopt
+        );
     }
     if (session_.uses_arena) {
         the_arena().note_counted(session_.engine.memory);
@@ -172,7 +217,10 @@ Bytes Operation::attempt(Bytes limit, c10::SmallVectorImpl<c10::IValue>* argumen
         run_unlocked([&] { redispatch(priced); });
     } catch (std::exception& error) {
         session_.registry.drain();
-        if (const Bytes refused = watched ? watched->refused() : 0; refused > 0) {
+        // Code of the program may raise another error after it was refused memory.
+        const Bytes refused = watched ? watched->refused() : 0;
+        if (refused > 0 &&
+            (facts_.is_aten || message_of(error).find("bad_alloc") != std::string::npos)) {
             return refused;
         }
         if (arguments == nullptr || !rescued(error, {arguments->data(), arguments->size()})) {

@@ -261,6 +261,8 @@ void Operation::stand_trial() {
 bool Operation::find_room_for_trial(Bytes nbytes) {
     const Bytes compared = session_.device.queues() ? nbytes : 0;
     needed_ = 2 * nbytes + compared;
+    // Measured by now, if this was the first call.
+    inside_ = session_.room.reserves_for_operators() ? parsed_.signature->workspace : 0;
     if (!fits()) {
         session_.room.clear(needed_ + inside_ + session_.room.kept_back(needed_ + inside_));
     }

@@ -17,14 +17,18 @@
 #include <ATen/ops/view_ops.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <algorithm>
+#include <type_traits>
 #include <utility>
 
 #include "../base/mutex.h"
+#include "../memory/evict_held_last.h"
 #include "../memory/held/held_eviction.h"
 #include "../memory/notify.h"
 #include "../ops/signature.h"
 #include "../torch/dispatch_key.h"
 #include "../torch/geometry.h"
+#include "../torch/parts.h"
 #include "effects.h"
 
 namespace rekindle {
@@ -40,6 +44,37 @@ void register_base(Session& session, Locked& lock, const c10::TensorImpl& whole)
 }
 
 namespace {
+
+// Evict values to make room for a copy of `whole`, a sparse tensor: its transpose has indices and
+// values of its own. The kernel copies a part of the indices once more.
+void make_room_for_copy(Session& session, Locked& lock, const at::Tensor& whole) {
+    Bytes nbytes = 0;
+    Bytes largest = 0;
+    for (const at::Tensor& part : parts_of(whole)) {
+        const Bytes counted =
+            session.registry.devices.counted(*part.storage().unsafeGetStorageImpl());
+        nbytes += counted;
+        largest = std::max(largest, counted);
+    }
+    retry_evicting_held(session, lock, [&] {
+        session.room.make_room(nbytes + largest, "the transpose of a sparse tensor");
+    });
+}
+
+// True if the result of a view operator on a sparse tensor is a copy.
+template <class Op>
+constexpr bool COPIES_SPARSE =
+    std::is_same_v<Op, at::_ops::t> || std::is_same_v<Op, at::_ops::transpose_int> ||
+    std::is_same_v<Op, at::_ops::permute>;
+
+// Count the memory of `copy`, if it was not counted before.
+void count_copy(Session& session, const at::Tensor& copy) {
+    Bytes made = 0;
+    for (const at::Tensor& part : parts_of(copy)) {
+        made += session.registry.count(*part.storage().unsafeGetStorageImpl(), nullptr);
+    }
+    session.storages.count(0, made, 0);
+}
 
 // Kernel of a view operator for Rekindle's dispatch key. It has the C++ type of the operator's own
 // kernel, so that arguments are not boxed.
@@ -60,6 +95,7 @@ struct View<Op, redispatch> final {
             return std::move(stack.back()).to<Result>();
         }
         if (const c10::intrusive_ptr<Session> session = lock_and_see(keys)) {
+            bool copies = false;
             translate_errors(*session, [&] {
                 Locked lock(std::adopt_lock);
                 // A view that the body of an operator makes of its own result must not register the
@@ -70,9 +106,28 @@ struct View<Op, redispatch> final {
                     !session->device.is_capturing()) {
                     register_base(*session, lock, *whole.unsafeGetTensorImpl());
                 }
+                if constexpr (COPIES_SPARSE<Op>) {
+                    copies = !is_inside && whole.is_sparse() && !session->device.is_capturing();
+                    if (copies) [[unlikely]] {
+                        make_room_for_copy(*session, lock, whole);
+                    }
+                }
             });
             notify(*session);
+            if constexpr (COPIES_SPARSE<Op>) {
+                if (copies) [[unlikely]] {
+                    Result copy = redispatched(keys, whole, std::forward<Rest>(rest)...);
+                    const Locked lock;
+                    count_copy(*session, copy);
+                    return copy;
+                }
+            }
         }
+        return redispatched(keys, whole, std::forward<Rest>(rest)...);
+    }
+
+private:
+    static Result redispatched(c10::DispatchKeySet keys, const at::Tensor& whole, Rest... rest) {
         const c10::impl::ExcludeDispatchKeyGuard guard(KEY);
         return redispatch(keys & BELOW_KEY, whole, std::forward<Rest>(rest)...);
     }

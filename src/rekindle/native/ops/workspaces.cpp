@@ -124,14 +124,14 @@ bool WorkspaceProbe::possible(const Device& device) noexcept {
     return device.queues() || allocations_are_counted();
 }
 
-WorkspaceProbe::WorkspaceProbe(const Device& device, Bytes limit)
+WorkspaceProbe::WorkspaceProbe(const Device& device, Bytes limit, std::optional<MoveLimit> move)
     : device_(device), counts_(possible(device)) {
     if (device.queues()) {
         const AllocatorStats now = device.given_out();
         before_ = now.current;
         returned_ = now.returned;
     } else if (counts_) {
-        watch_allocations(limit);
+        watch_allocations(limit, move);
     }
 }
 

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "../allocator/counting_allocator.h"
 #include "../base/types.h"
 #include "../torch/device.h"
 #include "signature.h"
@@ -36,8 +37,8 @@ struct WorkspaceUsed final {
 class WorkspaceProbe final {
 public:
     // On a CPU, an allocation of the current thread fails if the call would use more than `limit`
-    // with it.
-    explicit WorkspaceProbe(const Device& device, Bytes limit = UNLIMITED);
+    // with it, and `move` does not raise the limit.
+    WorkspaceProbe(const Device& device, Bytes limit, std::optional<MoveLimit> move);
     WorkspaceProbe(const WorkspaceProbe&) = delete;
     WorkspaceProbe& operator=(const WorkspaceProbe&) = delete;
     WorkspaceProbe(WorkspaceProbe&&) = delete;
