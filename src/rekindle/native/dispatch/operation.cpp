@@ -45,7 +45,12 @@ void Operation::run(const std::optional<c10::Stream>& now) {
     recording_ = (grad_mode_ || differentiated || without_grad) && !parsed_.opaque &&
                  !facts_.opaque && session_.never_recompute == 0 &&
                  !session_.events.only_counting.on() && (!may_differ() || is_trusted_or_tried());
-    run_as_it_may();
+    try {
+        run_as_it_may();
+    } catch (OutOfBudgetError& shortage) {
+        shortage.operands = bytes_of_operands();
+        throw;
+    }
     if (facts_.unit) [[unlikely]] {
         note_unit(parsed_.signature->probation);
     }

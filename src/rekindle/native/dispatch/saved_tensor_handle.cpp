@@ -17,6 +17,7 @@
 #include "../memory/deferred_releases.h"
 #include "../memory/evict_held_last.h"
 #include "../memory/notify.h"
+#include "../memory/take_snapshot.h"
 #include "../torch/geometry.h"
 #include "../torch/pyobjects.h"
 #include "../torch/storage_ptr.h"
@@ -187,6 +188,7 @@ at::Tensor SavedTensorHandle::call_unpack_hook() {
     at::Tensor found = translate_errors(*session_, [&] {
         Locked lock;
         Session& session = *session_;
+        note_backward_pass(session);
         if (!session.device.is_capturing()) {
             session.frees.process_pending_if_needed();
             if (session.events.tests.evict_before_every_op) [[unlikely]] {

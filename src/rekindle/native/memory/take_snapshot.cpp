@@ -45,7 +45,15 @@ int flags_of(const StorageRecord& record, const UnpackedByNode& unpacked) {
         flags |= Holder::UNPACKED;
     }
     flags |= record.consumed() ? Holder::CONSUMED : 0;
+    if (const auto origin = record.origin.lock()) {
+        flags |= is_named(*origin) ? Holder::NAMED : Holder::UNNAMED;
+    }
     return flags;
+}
+
+// Return true if the memory was allocated since the running backward pass began.
+bool made_in_pass(const AddressEntry& entry, const UnpackedByNode& unpacked) {
+    return unpacked.made_in(torch::autograd::get_current_graph_task_id(), entry.allocation);
 }
 
 // Return the id of the first operator call that made the value of `record`, or -1.
@@ -66,6 +74,11 @@ AllocationId allocation_of(Session& session, const c10::TensorImpl& tensor) {
 }
 
 }  // namespace
+
+void note_backward_pass(Session& session) {
+    const int pass = torch::autograd::get_current_graph_task_id();
+    session.observers.unpacked.runs(pass, session.registry.table.newest());
+}
 
 void add_owned(
     Session& session,
@@ -121,6 +134,8 @@ void add_storage(Session& session, Snapshot& snapshot, StorageRecord& record) {
     }
     const AddressEntry* found =
         record.address == nullptr ? nullptr : session.registry.table.find(record.address);
+    const bool is_new = found != nullptr && made_in_pass(*found, session.observers.unpacked);
+    flags |= is_new ? Holder::BACKWARD : 0;
     snapshot.holders.push_back({
         record.nbytes,
         found == nullptr ? 0 : found->allocation,
@@ -153,7 +168,9 @@ void take_snapshot(Session& session, Snapshot& snapshot, ProgramLine line) {
         }
     }
     session.registry.table.each_counted([&](const void* /*address*/, const AddressEntry& counted) {
-        const int flags = Holder::COUNTED | (counted.saved ? Holder::REFERENCED : 0);
+        const int flags =
+            Holder::COUNTED | (counted.saved ? Holder::REFERENCED : 0) |
+            (made_in_pass(counted, session.observers.unpacked) ? Holder::BACKWARD : 0);
         const char* site = counted.maker == nullptr ? "" : counted.maker->name.c_str();
         const AllocationId allocation = counted.allocation;
         snapshot.holders.push_back({counted.nbytes, allocation, flags, site, nullptr, -1, -1});

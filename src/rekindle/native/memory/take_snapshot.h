@@ -10,6 +10,8 @@
 
 namespace rekindle {
 
+// Note that autograd unpacks a value, in a backward pass that may be a new one.
+void note_backward_pass(Session& session);
 // Write into `snapshot` which storages hold memory. This visits every storage, so it is expensive.
 void take_snapshot(Session& session, Snapshot& snapshot, ProgramLine line);
 // Take the snapshot of the memory peak again, if memory in use has grown clearly since the last

@@ -49,6 +49,7 @@ struct OutOfBudgetError final : Error {
     Bytes memory;
     Bytes budget;
     Bytes inside = 0;
+    Bytes operands = 0;  // bytes of the operator's arguments, which must be in memory
     // Number of bytes that the operator probably needs; 0 if `needed` is exact. If the workspace
     // was never measured, `needed` is only a lower bound, and `likely` is an estimate.
     Bytes likely = 0;

@@ -359,14 +359,15 @@ void notify_gone() noexcept {
 void OutOfBudgetError::raise(Session& session) const {
     throw_python(
         "out_of_budget",
-        "nLLLsLL",
+        "nLLLsLLL",
         session.observers.number,
         static_cast<long long>(needed),
         static_cast<long long>(memory),
         static_cast<long long>(budget),
         who.c_str(),
         static_cast<long long>(inside),
-        static_cast<long long>(likely)
+        static_cast<long long>(likely),
+        static_cast<long long>(operands)
     );
 }
 

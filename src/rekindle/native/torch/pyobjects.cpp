@@ -53,6 +53,11 @@ const void* object_of(const c10::TensorImpl& tensor) noexcept {
     return tensor.pyobj_slot()->load_pyobj();
 }
 
+bool is_named(const c10::TensorImpl& tensor) noexcept {
+    const c10::impl::PyObjectSlot& python = *tensor.pyobj_slot();
+    return python.load_pyobj() != nullptr && !python.has_unique_reference();
+}
+
 bool has_attributes(const c10::TensorImpl& tensor) {
     PyObject* object = tensor.pyobj_slot()->load_pyobj();
     if (object == nullptr) {

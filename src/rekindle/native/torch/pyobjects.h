@@ -20,6 +20,8 @@ bool is_plain_object(const c10::TensorImpl& tensor) noexcept;
 bool is_parameter_object(const c10::TensorImpl& tensor) noexcept;
 // Return the Python object of the tensor; null if there is none.
 const void* object_of(const c10::TensorImpl& tensor) noexcept;
+// Return true if Python code refers to the tensor's Python object, not only the tensor itself.
+bool is_named(const c10::TensorImpl& tensor) noexcept;
 // Return `tensor.detach()`, called through Python, so that a tensor subclass is kept.
 at::Tensor detached(const at::Tensor& tensor);
 // Return true if unpacking a saved tensor must return the program's own tensor object, because it

@@ -64,6 +64,7 @@ class PythonCallbacks:
         who: str,
         inside: Bytes,
         likely: Bytes,
+        operands: Bytes,
     ) -> OutOfBudget:
         """Return the error for `needed` bytes that do not fit into the budget.
 
@@ -75,6 +76,7 @@ class PythonCallbacks:
             who: The operator that made the request.
             inside: The part of the requested bytes that is the operator's workspace.
             likely: Bytes that probably suffice, if the workspace was never measured; else 0.
+            operands: Bytes of the operator's arguments.
         """
         who = shown_name(who)
         driver = drivers.get(number)
@@ -90,8 +92,15 @@ class PythonCallbacks:
                 operator=who,
                 where="",
             )
-        evicted = driver.core.evicted_bytes(driver.handle)
-        error = out_of_budget(shortage, driver.snapshot(), who, evicted, inside, likely)
+        error = out_of_budget(
+            shortage,
+            driver.snapshot(),
+            who,
+            evicted=driver.core.evicted_bytes(driver.handle),
+            inside=inside,
+            likely=likely,
+            unevictable=None if driver.anything else operands,
+        )
         error.__cause__ = None  # the same effect as `raise error from None`
         if driver.transfers is not None:
             driver.transfers.add_note_to(error)

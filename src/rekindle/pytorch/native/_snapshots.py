@@ -19,15 +19,18 @@ from rekindle.pytorch.online import (
     PARAMETERS,
     PROGRAM,
     SAVED,
+    UNRECORDED,
+    WAITING,
     Holder,
     Snapshot,
     line_in_words,
 )
 
 # Flags of a storage and kinds of owned memory, as in `native/memory/observers/snapshot.h`.
-_REPLAYABLE, _PINNED, _HELD, _REFERENCED, _CONSUMED, _PARAMETER, _COUNTED, _UNPACKED = (
-    1 << bit for bit in range(8)
-)
+(
+    _REPLAYABLE, _PINNED, _HELD, _REFERENCED, _CONSUMED, _PARAMETER, _COUNTED, _UNPACKED, _NAMED,
+    _UNNAMED, _BACKWARD,
+) = (1 << bit for bit in range(11))  # fmt: skip
 _KEPT: Final = _REFERENCED | _CONSUMED | _PINNED
 _KINDS: Final = (INPUTS, PARAMETERS, GRADIENTS, OPTIMIZER)
 
@@ -49,18 +52,34 @@ class _Holder(NamedTuple):
         if self.allocation in said:
             return said[self.allocation]
         if flags & _COUNTED:
-            return SAVED if flags & _REFERENCED else IN_USE, 0
+            return self._counted(), 0
         if flags & _REPLAYABLE and not flags & _PINNED:
             if flags & _UNPACKED:
                 return IN_USE, 0
-            if flags & _HELD:
-                return PROGRAM if flags & _REFERENCED else IN_USE, 0
-            return SAVED, 0
+            if not flags & _HELD:
+                return SAVED, 0
+            return PROGRAM if flags & _REFERENCED else self._held(), 0
         if flags & _PARAMETER:
             return PARAMETERS, self.parameter
         if self.site == "source":
             return INPUTS, 0
-        return KEPT if flags & _KEPT else IN_USE, 0
+        return KEPT if flags & _KEPT else self._held(), 0
+
+    def _counted(self) -> str:
+        """Return the category of memory without a record."""
+        if self.flags & _REFERENCED:
+            return SAVED
+        if self.flags & _BACKWARD:
+            return WAITING
+        return UNRECORDED if self.site else INPUTS
+
+    def _held(self) -> str:
+        """Return the category of a value that autograd did not save."""
+        if self.flags & _NAMED:
+            return PROGRAM
+        if self.flags & _BACKWARD:
+            return WAITING
+        return IN_USE if self.flags & _UNNAMED else PROGRAM
 
 
 class _Owned(NamedTuple):

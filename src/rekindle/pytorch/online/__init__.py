@@ -26,6 +26,8 @@ from rekindle.pytorch.online._explain import OPTIMIZER as OPTIMIZER
 from rekindle.pytorch.online._explain import PARAMETERS as PARAMETERS
 from rekindle.pytorch.online._explain import PROGRAM as PROGRAM
 from rekindle.pytorch.online._explain import SAVED as SAVED
+from rekindle.pytorch.online._explain import UNRECORDED as UNRECORDED
+from rekindle.pytorch.online._explain import WAITING as WAITING
 from rekindle.pytorch.online._explain import Holder as Holder
 from rekindle.pytorch.online._explain import Snapshot as Snapshot
 from rekindle.pytorch.online._explain import out_of_budget as out_of_budget

@@ -19,6 +19,8 @@ INPUTS = "inputs and buffers"
 PROGRAM = "held by your code"
 SAVED = "saved for backward"
 KEPT = "kept, cannot be recomputed"
+WAITING = "gradients in the backward pass"  #: which autograd keeps for nodes that run later
+UNRECORDED = "made without gradients"  #: by operators that got no recipe
 IN_USE = "in use by the operator"
 #: How the text of `OutOfBudget` describes the budget that it suggests.
 PAST_THIS = "The smallest budget with which this operator can run (a later operator may need more)"
@@ -31,7 +33,9 @@ FOR_KEPT = (
     "If a custom autograd.Function made what is kept, Rekindle can recompute it: "
     "rekindle.recomputable(TheFunction)"
 )
-CATEGORIES = (PARAMETERS, GRADIENTS, OPTIMIZER, INPUTS, PROGRAM, SAVED, KEPT, IN_USE)
+CATEGORIES = (
+    PARAMETERS, GRADIENTS, OPTIMIZER, INPUTS, PROGRAM, SAVED, KEPT, WAITING, UNRECORDED, IN_USE,
+)  # fmt: skip
 
 
 class Holder(NamedTuple):
@@ -70,9 +74,11 @@ def out_of_budget(
     shortage: NoRoom,
     now: Snapshot,
     operator: str,
-    evicted: Bytes = 0,
+    *,
+    evicted: Bytes,
     inside: Bytes = 0,
     likely: Bytes = 0,
+    unevictable: Bytes | None = None,
 ) -> OutOfBudget:
     """Return the error for `shortage`: the bytes needed, what holds memory, a budget to try.
 
@@ -84,6 +90,8 @@ def out_of_budget(
         inside: The part of the request that is the operator's workspace.
         likely: If the operator's workspace was never measured, the request is a lower bound, and
             this is an estimate of what suffices; else 0. The suggested budget has room for it.
+        unevictable: Bytes of the operator's arguments, which `evict="anything"` cannot evict. None:
+            the budget has this mode.
     """
     smallest = shortage.memory + shortage.needed
     past_this = shortage.memory + max(shortage.needed, likely)
@@ -105,6 +113,7 @@ def out_of_budget(
     remedies = [
         remedy_for(operator, share) if 4 * shortage.needed > shortage.budget else "",
         FOR_KEPT if 4 * now.categories.get(KEPT, 0) > shortage.budget else "",
+        "" if unevictable is None else _on_anything(shortage, now, unevictable),
     ]
     lines = [
         f"{needs}, and nothing is left to evict: {used} cannot be recomputed or is in use",
@@ -124,6 +133,16 @@ def out_of_budget(
         worth_trying=worth_trying,
         operator=operator,
         where=where,
+    )
+
+
+def _on_anything(shortage: NoRoom, now: Snapshot, unevictable: Bytes) -> str:
+    """Return a line about `evict="anything"` if this operator would fit with it, else ""."""
+    more = sum(now.categories.get(each, 0) for each in (WAITING, UNRECORDED)) - unevictable
+    if more <= 0 or shortage.memory - more + shortage.needed > shortage.budget:
+        return ""
+    return (
+        f'evict="anything" may also evict {format_bytes(more)} of this, so that this operator fits'
     )
 
 

@@ -24,8 +24,11 @@ struct Holder final {
     static constexpr int REFERENCED = 8;  // autograd saved the value
     static constexpr int CONSUMED = 16;   // recipes of other values read the value
     static constexpr int PARAMETER = 32;
-    static constexpr int COUNTED = 64;    // the storage has no record: only its bytes count
-    static constexpr int UNPACKED = 128;  // only the backward node that runs holds the storage
+    static constexpr int COUNTED = 64;     // the storage has no record: only its bytes count
+    static constexpr int UNPACKED = 128;   // only the backward node that runs holds the storage
+    static constexpr int NAMED = 256;      // a Python object refers to a tensor of the storage
+    static constexpr int UNNAMED = 512;    // only C++ code refers to the storage's tensor
+    static constexpr int BACKWARD = 1024;  // made since the running backward pass began
 
     Bytes nbytes;
     AllocationId allocation;

@@ -1,7 +1,8 @@
-// The saved values that the running backward node has unpacked.
+// What the running backward pass has unpacked and made.
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <vector>
 
 #include "../../base/types.h"
@@ -12,6 +13,20 @@ namespace rekindle {
 // tensor of each, which no variable of the program refers to. The caller holds the session mutex.
 class UnpackedByNode final {
 public:
+    // Record that the backward pass with the number `pass` runs. When it was first seen to run,
+    // `newest` was the newest allocation.
+    void runs(int pass, std::int64_t newest) noexcept {
+        if (pass != pass_) {
+            pass_ = pass;
+            before_ = newest;
+        }
+    }
+
+    // Return true if `allocation` was made since the backward pass with the number `pass` began.
+    bool made_in(int pass, std::int64_t allocation) const noexcept {
+        return pass >= 0 && pass == pass_ && allocation > before_;
+    }
+
     // Record that the backward node `node` unpacked a value in `storage`. `node` serves only to
     // recognize the next node, and is not read.
     void add(const void* node, StorageId storage) {
@@ -31,6 +46,8 @@ public:
     }
 
 private:
+    int pass_ = -1;
+    std::int64_t before_ = 0;
     const void* node_ = nullptr;
     std::vector<StorageId> storages_;
 };

@@ -76,6 +76,9 @@ public:
         return address;
     }
 
+    // Return the number of the newest allocation.
+    AllocationId newest() const noexcept { return allocations_; }
+
     // Call `visit(address, entry)` for each storage in the table.
     template <class F>
     void each(F&& visit) {
@@ -94,7 +97,7 @@ public:
 
 private:
     AddressMap<AddressEntry> entries_;
-    AllocationId allocations_ = 0;  // number of the newest allocation
+    AllocationId allocations_ = 0;
 };
 
 }  // namespace rekindle
