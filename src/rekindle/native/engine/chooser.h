@@ -44,9 +44,6 @@ public:
     // Return the loss of evicting `storage` at clock `now`: its score, but not divided by its size.
     virtual double loss(Storage& storage, Nanoseconds now) { return own_loss(storage, now); }
 
-    // Reported by no event any more; `PythonChooser` (memory/own_policy.h) still overrides it.
-    virtual void expected(Storage& /*storage*/) {}
-
     // Called when `storage` was evicted and can be recomputed.
     virtual void evicted(Storage& /*storage*/) {}
 

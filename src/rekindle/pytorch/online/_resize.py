@@ -3,8 +3,8 @@
 `fully_shard` (FSDP) gathers a layer's parameters before the forward pass, and frees them afterwards
 by `UntypedStorage.resize_(0)`. The backward pass gathers them into the same storages. Values that
 autograd saved in the layer keep their recipes, although these read the freed parameters
-(`native/memory/sources/gathered.h`). If the program frees any other source (value without a recipe), the
-runtime acts as if the program had overwritten it (R4, sources).
+(`native/memory/sources/gathered.h`). If the program frees any other source (value without a
+recipe), the runtime acts as if the program had overwritten it (R4, sources).
 
 Invertible networks free activations in the same way, and recompute them in the backward pass from
 the layer's output. The runtime treats that as an in-place write (R3, in-place writes): later

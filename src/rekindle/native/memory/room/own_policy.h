@@ -66,8 +66,6 @@ public:
     // cost divided by its staleness.
     double loss(Storage& storage, Nanoseconds now) override;
 
-    void expected(Storage& storage) override { queue_event("expected", storage); }
-
     void evicted(Storage& storage) override { queue_event("evicted", storage); }
 
     void returned(Storage& storage) override { queue_event("returned", storage); }
