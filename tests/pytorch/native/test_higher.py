@@ -74,6 +74,16 @@ def test_unknown_higher_order_operator_matches_pytorch(budget: str | None, insid
     assert "higher-order operator" in str(run.report())
 
 
+def test_kernel_at_key_of_core_may_be_registered_in_budget() -> None:
+    """Newer versions of PyTorch register kernels for fake tensors at the key that the core uses."""
+    with rekindle.budget(None):
+        operator = unknown(pick)
+        (key,) = _higher._key
+        assert operator.py_impl(key)(pick) is pick  # refused if a kernel is there already
+        x = torch.rand(4)
+        assert torch.equal(operator(0, (torch.sin,), (x,)), x.sin())
+
+
 def test_switch_of_pytorch_is_known_to_write_nothing() -> None:
     """Newer versions of PyTorch define it."""
     assert {"cond", "switch", "while_loop"} <= FUNCTIONAL

@@ -105,8 +105,17 @@ def higher_order_operators_taught(core: Core, keys: torch._C.DispatchKeySet) -> 
 
         return made
 
+    def covered(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def py_impl(higher: HigherOrderOperator, key: Any) -> Any:
+            kernel = higher.py_kernels.get(key)
+            return kernel.cover if isinstance(kernel, _Kernel) else original(higher, key)
+
+        return py_impl
+
     with ExitStack() as stack:
         replace(stack, HigherOrderOperator, "__init__", taught)
+        replace(stack, HigherOrderOperator, "py_impl", covered)
         yield
 
 
@@ -144,6 +153,12 @@ class _Kernel:
             return self._pass(args, kwargs)
         with perhaps_written(higher.name(), [*args, *kwargs.values()]):
             return self._pass(args, kwargs)
+
+    def cover(self, behind: Callable[..., Any]) -> Callable[..., Any]:
+        """Cover `behind`, a kernel that PyTorch registers only now, as a decorator."""
+        self._behind = behind
+        self._higher._dispatch_cache.clear()
+        return behind
 
     def _pass(self, args: Any, kwargs: Any) -> Any:
         """Call the kernel of the higher-order operator for the next dispatch key."""
