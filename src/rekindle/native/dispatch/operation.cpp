@@ -22,6 +22,23 @@
 
 namespace rekindle {
 
+namespace {
+
+// Return the bytes of the memory that `reader` uses.
+Bytes bytes_read(const Reader& reader, Session& session) {
+    StorageList storages;
+    reader.note_read(storages);
+    std::ranges::sort(storages);
+    const auto repeated = std::ranges::unique(storages);
+    Bytes total = 0;
+    for (auto each = storages.begin(); each != repeated.begin(); ++each) {
+        total += session.registry.devices.counted(**each);
+    }
+    return total;
+}
+
+}  // namespace
+
 void Operation::run(const std::optional<c10::Stream>& now) {
     stream_ = session_.frees.about_to_run(now);
     call_.parse(parsed_);
@@ -48,7 +65,7 @@ void Operation::run(const std::optional<c10::Stream>& now) {
     try {
         run_as_it_may();
     } catch (OutOfBudgetError& shortage) {
-        shortage.operands = bytes_of_operands();
+        shortage.operands = bytes_read(*this, session_);
         throw;
     }
     if (facts_.unit) [[unlikely]] {

@@ -56,7 +56,6 @@ public:
     // Run the operator. `now`: the current stream, on a device that has streams.
     void run(const std::optional<c10::Stream>& now);
     void note_read(StorageList& read) const override;
-    Bytes bytes_of_operands() const;
 
 private:
     // A result of the operator in newly allocated memory, with its position among the results.
@@ -170,10 +169,6 @@ private:
     inline bool may_run_again() const;
     bool find_room_inside(Bytes nbytes);
     void call_until_it_fits(bool refusable);
-    void call_once();
-    bool is_limited() const;
-    Bytes room_inside() const;
-    Bytes clear_inside(Bytes wanted);
     inline Bytes attempt(Bytes limit, c10::SmallVectorImpl<c10::IValue>* arguments);
     bool rescued(const std::exception& error, std::span<const c10::IValue> arguments);
     template <class Kernel>

@@ -41,44 +41,30 @@ void Operation::register_tensor() {
     learner.observe(op_id, parsed_);
 }
 
-// Return true if Rekindle's allocator may refuse memory to the running kernel: the bytes of its
-// workspace or of its results are unknown.
-bool Operation::is_limited() const {
-    if (parsed_.signature->watched != 0 && !facts_.dynamic) [[likely]] {
+namespace {
+
+// Return true if Rekindle's allocator may refuse memory to a kernel: the bytes of its workspace or
+// of its results are unknown.
+bool is_limited(const Session& session, const Facts& facts, const Signature& signature) {
+    if (signature.watched != 0 && !facts.dynamic) [[likely]] {
         return false;
     }
-    return !session_.device.queues() && session_.device.guesses &&
-           session_.room.reserves_for_operators() && session_.engine.budget != UNLIMITED;
+    return !session.device.queues() && session.device.guesses &&
+           session.room.reserves_for_operators() && session.engine.budget != UNLIMITED;
 }
 
-// Return true if the kernel can run again after such a refusal: it writes nothing, draws no random
-// numbers and runs no code of the program.
+// Return the bytes that an operator may have, results included, before it counts as running.
+Bytes room_inside(const Session& session) {
+    return session.engine.budget - session.engine.memory - session.engine.in_flight;
+}
+
+}  // namespace
+
+// Return true if the kernel can run again after its allocator has refused memory: it writes
+// nothing, draws no random numbers and runs no code of the program.
 bool Operation::may_be_refused() const {
-    return is_limited() && facts_.is_aten && !facts_.writes && !facts_.random && !facts_.opaque &&
-           !parsed_.signature->takes_over;
-}
-
-// Return the bytes that this operator may have, results included. It is not counted as running.
-Bytes Operation::room_inside() const {
-    return session_.engine.budget - session_.engine.memory - session_.engine.in_flight;
-}
-
-// The kernel, which runs, needs `wanted` bytes so far. Evict values to make room for them. Return
-// the bytes that the kernel may have.
-Bytes Operation::clear_inside(Bytes wanted) {
-    Bytes room = UNLIMITED;
-    run_locked([&] {
-        const Bytes counted = needed_ + inside_;  // as long as the operator runs
-        session_.registry.drain();
-        // A policy in Python cannot run here: the kernel may hold locks.
-        if (session_.own_policy == nullptr && wanted > counted) {
-            session_.room.clear(wanted - counted);
-        }
-        room = room_inside() + counted;
-    });
-    // A kernel that writes is not stopped, because what it has written could not be restored.
-    const bool unnoticed = needed_ <= room && wanted < needed_ + NOTICED;
-    return facts_.writes || unnoticed ? std::max(room, wanted) : room;
+    return is_limited(session_, facts_, *parsed_.signature) && facts_.is_aten && !facts_.writes &&
+           !facts_.random && !facts_.opaque && !parsed_.signature->takes_over;
 }
 
 // Return true if the operator may run again after a device OOM. An operator that is not PyTorch's
@@ -117,22 +103,20 @@ void Operation::call() {
     if (refusable || (session_.device.queues() && may_run_again())) [[unlikely]] {
         call_until_it_fits(refusable);
     } else {
-        call_once();
+        // A kernel that cannot run again is stopped if its memory does not fit, also after
+        // evictions.
+        const bool limited = is_limited(session_, facts_, *parsed_.signature);
+        const Bytes refused = attempt(limited ? room_inside(session_) : UNLIMITED, nullptr);
+        if (refused == 0) [[likely]] {
+            return;
+        }
+        const Engine& engine = session_.engine;
+        OutOfBudgetError shortage{refused, engine.memory, engine.budget, facts_.name};
+        shortage.inside = std::max<Bytes>(0, refused - needed_);
+        shortage.likely = likely_need(*parsed_.signature, needed_, refused, session_.device);
+        interrupted(shortage);
+        throw OutOfBudgetError(std::move(shortage));
     }
-}
-
-// Run a kernel that cannot run again. If its memory does not fit into the budget even after
-// evictions, stop it and throw `OutOfBudgetError`.
-void Operation::call_once() {
-    const Bytes refused = attempt(is_limited() ? room_inside() : UNLIMITED, nullptr);
-    if (refused == 0) [[likely]] {
-        return;
-    }
-    OutOfBudgetError shortage{refused, session_.engine.memory, session_.engine.budget, facts_.name};
-    shortage.inside = std::max<Bytes>(0, refused - needed_);
-    shortage.likely = likely_need(*parsed_.signature, needed_, refused, session_.device);
-    interrupted(shortage);
-    throw OutOfBudgetError(std::move(shortage));
 }
 
 // Do the same for a kernel that can run again. refusable: Rekindle's allocator may refuse memory to
@@ -148,7 +132,7 @@ void Operation::call_until_it_fits(bool refusable) {
     bool ignores = false;  // a workspace that is too small to be counted
     Bytes before = 0;
     for (bool limited = refusable;;) {
-        const Bytes room = ignores ? needed_ + NOTICED - 1 : room_inside();
+        const Bytes room = ignores ? needed_ + NOTICED - 1 : room_inside(session_);
         const std::uint64_t begun = session_.in_progress.started + 1;
         const Bytes refused = attempt(limited ? room : UNLIMITED, &arguments);
         if (refused == 0) [[likely]] {
@@ -196,7 +180,23 @@ void Operation::run_locked(Work&& work) {
 Bytes Operation::attempt(Bytes limit, c10::SmallVectorImpl<c10::IValue>* arguments) {
     // Measures the workspace of the kernel, but only while no other operator runs: their memory
     // would be counted too.
-    const auto clear = [&](Bytes wanted) { return clear_inside(wanted); };
+    // The kernel, which runs, needs `wanted` bytes so far. Evict values to make room for them, and
+    // return the bytes that it may have.
+    const auto clear = [&](Bytes wanted) {
+        Bytes room = UNLIMITED;
+        run_locked([&] {
+            const Bytes counted = needed_ + inside_;  // as long as the operator runs
+            session_.registry.drain();
+            // A policy in Python cannot run here: the kernel may hold locks.
+            if (session_.own_policy == nullptr && wanted > counted) {
+                session_.room.clear(wanted - counted);
+            }
+            room = room_inside(session_) + counted;
+        });
+        // A kernel that writes is not stopped, because what it has written could not be restored.
+        const bool unnoticed = needed_ <= room && wanted < needed_ + NOTICED;
+        return facts_.writes || unnoticed ? std::max(room, wanted) : room;
+    };
     std::optional<WorkspaceProbe> watched;
     const bool priced = parsed_.signature->priced;
     // The workspace of an operator whose results depend on contents may differ in each call.

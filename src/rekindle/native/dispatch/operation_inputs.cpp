@@ -16,18 +16,6 @@ void Operation::note_read(StorageList& read) const {
     }
 }
 
-Bytes Operation::bytes_of_operands() const {
-    StorageList storages;
-    note_read(storages);
-    std::ranges::sort(storages);
-    const auto repeated = std::ranges::unique(storages);
-    Bytes total = 0;
-    for (auto each = storages.begin(); each != repeated.begin(); ++each) {
-        total += session_.registry.devices.counted(**each);
-    }
-    return total;
-}
-
 // Restore the inputs of the operator that were evicted while variables of the program refer to
 // them.
 void Operation::bring_inputs() {

@@ -29,7 +29,6 @@
 #include "conversions.h"
 #include "for_tests.h"
 #include "py_held_eviction.h"
-#include "py_interrupts.h"
 #include "py_optimizer.h"
 #include "py_plans.h"
 #include "py_profilers.h"
@@ -428,6 +427,33 @@ PyObject* check(PyObject* arguments) {
     return nothing();
 }
 
+// The replacement of `sys.unraisablehook`, around the function `hook`. It must not be Python code:
+// Python would raise the interrupt before such code returns, and call the hook again.
+PyObject* on_unraisable(PyObject* hook, PyObject* unraisable) {
+    PyObject* type = PyObject_GetAttrString(unraisable, "exc_type");
+    if (type == nullptr) {
+        return nullptr;
+    }
+    const bool interrupt = PyErr_GivenExceptionMatches(type, PyExc_KeyboardInterrupt) != 0;
+    if (interrupt) {
+        // A new error: the traceback of this one would keep the variables of the finalizer alive.
+        rekindle::raise_object_later(type);
+    }
+    Py_DECREF(type);
+    return interrupt ? Py_NewRef(Py_None) : PyObject_CallOneArg(hook, unraisable);
+}
+
+// interrupts_kept(hook) -> function
+//
+// Return a function for `sys.unraisablehook`: it raises KeyboardInterrupt in the main thread a
+// moment later, and passes other errors to `hook`.
+PyObject* interrupts_kept(PyObject* arguments) {
+    static PyMethodDef definition{"unraisablehook", &on_unraisable, METH_O, nullptr};
+    PyObject* hook = nullptr;
+    parse(arguments, "O", &hook);
+    return PyCFunction_New(&definition, hook);
+}
+
 // about_to_fork() -> None
 //
 // Prepare for a fork by this thread: take the session mutex.
@@ -645,7 +671,7 @@ PyMethodDef methods[] = {
     method<arena>("arena"),
     method<count_allocations>("count_allocations"),
     method<drivers_alive>("drivers_alive"),
-    method<rekindle::interrupts_kept>("interrupts_kept"),
+    method<interrupts_kept>("interrupts_kept"),
     method<about_to_fork>("about_to_fork"),
     method<forked_here>("forked_here"),
     method<forked>("forked"),
