@@ -31,7 +31,7 @@ Bytes bytes_read(const Reader& reader, Session& session) {
     std::ranges::sort(storages);
     const auto repeated = std::ranges::unique(storages);
     Bytes total = 0;
-    for (auto each = storages.begin(); each != repeated.begin(); ++each) {
+    for (const auto* each = storages.begin(); each != repeated.begin(); ++each) {
         total += session.registry.devices.counted(**each);
     }
     return total;

@@ -58,6 +58,17 @@ Bytes room_inside(const Session& session) {
     return session.engine.budget - session.engine.memory - session.engine.in_flight;
 }
 
+// A running kernel needs `wanted` bytes so far, and `counted` bytes count while it runs. Evict
+// values to make room for it, and return the bytes that it may have.
+Bytes clear_inside(Session& session, Bytes wanted, Bytes counted) {
+    session.registry.drain();
+    // A policy in Python cannot run here: the kernel may hold locks.
+    if (session.own_policy == nullptr && wanted > counted) {
+        session.room.clear(wanted - counted);
+    }
+    return room_inside(session) + counted;
+}
+
 }  // namespace
 
 // Return true if the kernel can run again after its allocator has refused memory: it writes
@@ -178,25 +189,17 @@ void Operation::run_locked(Work&& work) {
 // that it would use; otherwise return 0. arguments: copies of the arguments, to run it again after
 // a device OOM; null if it may not run again. They are released once the kernel has run.
 Bytes Operation::attempt(Bytes limit, c10::SmallVectorImpl<c10::IValue>* arguments) {
-    // Measures the workspace of the kernel, but only while no other operator runs: their memory
-    // would be counted too.
     // The kernel, which runs, needs `wanted` bytes so far. Evict values to make room for them, and
     // return the bytes that it may have.
     const auto clear = [&](Bytes wanted) {
         Bytes room = UNLIMITED;
-        run_locked([&] {
-            const Bytes counted = needed_ + inside_;  // as long as the operator runs
-            session_.registry.drain();
-            // A policy in Python cannot run here: the kernel may hold locks.
-            if (session_.own_policy == nullptr && wanted > counted) {
-                session_.room.clear(wanted - counted);
-            }
-            room = room_inside(session_) + counted;
-        });
+        run_locked([&] { room = clear_inside(session_, wanted, needed_ + inside_); });
         // A kernel that writes is not stopped, because what it has written could not be restored.
         const bool unnoticed = needed_ <= room && wanted < needed_ + NOTICED;
         return facts_.writes || unnoticed ? std::max(room, wanted) : room;
     };
+    // Measures the workspace of the kernel, but only while no other operator runs: their memory
+    // would be counted too.
     std::optional<WorkspaceProbe> watched;
     const bool priced = parsed_.signature->priced;
     // The workspace of an operator whose results depend on contents may differ in each call.

@@ -95,8 +95,7 @@ struct View<Op, redispatch> final {
             return std::move(stack.back()).to<Result>();
         }
         if (const c10::intrusive_ptr<Session> session = lock_and_see(keys)) {
-            bool copies = false;
-            translate_errors(*session, [&] {
+            [[maybe_unused]] const bool copies = translate_errors(*session, [&] {
                 Locked lock(std::adopt_lock);
                 // A view that the body of an operator makes of its own result must not register the
                 // result as memory that was there before.
@@ -107,11 +106,13 @@ struct View<Op, redispatch> final {
                     register_base(*session, lock, *whole.unsafeGetTensorImpl());
                 }
                 if constexpr (COPIES_SPARSE<Op>) {
-                    copies = !is_inside && whole.is_sparse() && !session->device.is_capturing();
-                    if (copies) [[unlikely]] {
+                    if (!is_inside && whole.is_sparse() && !session->device.is_capturing())
+                        [[unlikely]] {
                         make_room_for_copy(*session, lock, whole);
+                        return true;
                     }
                 }
+                return false;
             });
             notify(*session);
             if constexpr (COPIES_SPARSE<Op>) {

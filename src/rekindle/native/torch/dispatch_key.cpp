@@ -9,7 +9,6 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -70,7 +69,8 @@ public:
         if (op->hasKernelForDispatchKey(KEY)) {
             own_.insert_or_assign(name, op->getComputedKernelForDispatchKey(KEY));
         } else if (!fallback_) {
-            fallback_.emplace(op->getComputedKernelForDispatchKey(KEY));
+            fallback_ =
+                std::make_unique<c10::SafeKernelFunction>(op->getComputedKernelForDispatchKey(KEY));
         }
         return true;
     }
@@ -105,7 +105,7 @@ public:
 
 private:
     std::mutex mutex_;
-    std::optional<c10::SafeKernelFunction> fallback_;
+    std::unique_ptr<const c10::SafeKernelFunction> fallback_;
     std::unordered_map<c10::OperatorName, c10::SafeKernelFunction> own_;  // not the fallback
     std::unordered_set<c10::OperatorName> covered_;
     std::vector<c10::OperatorName> defined_;  // since the last call of `take_defined`
