@@ -52,7 +52,7 @@ public:
     Graph graph;
     std::unique_ptr<HostMemory> host;  // copies of values on the host; null: swapping is off
     // User-held storages from which no storage in the graph is computed. The driver releases its
-    // own references to them (`Driver::let_go_of_idle`).
+    // own references to them (`Frees::let_go_of_idle`).
     std::vector<Ref<Storage>> idle;
     Journal journal;
 
