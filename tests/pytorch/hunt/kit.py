@@ -94,6 +94,7 @@ def _gelu(x):
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
+    warnings.simplefilter("ignore", FutureWarning)  # since torch 2.15
     scripted_gelu = torch.jit.script(_gelu)
 
 

@@ -16,6 +16,7 @@
 #include <cstdio>
 #include <cstring>
 #include <mutex>
+#include <optional>
 #include <string_view>
 #include <thread>
 #include <utility>
@@ -82,7 +83,7 @@ long threads() {
     });
     std::thread counts([&] {
         while (!over) {
-            rekindle::watch_allocations(rekindle::UNLIMITED);
+            rekindle::watch_allocations(rekindle::UNLIMITED, std::nullopt);
             std::this_thread::yield();
             static_cast<void>(rekindle::watched_allocations());
         }
@@ -280,7 +281,7 @@ void take_each_leaf() {
 long forks() {
     std::atomic<bool> over{false};
     rekindle::FreeQueue all;
-    rekindle::watch_allocations(rekindle::UNLIMITED);
+    rekindle::watch_allocations(rekindle::UNLIMITED, std::nullopt);
     const auto work = [] {
         rekindle::hook_deleter(*make(64));
         take_each_leaf();
