@@ -224,6 +224,10 @@ void count_allocations() {
     if (the_counting() != nullptr || there == nullptr || there->raw_deleter() == nullptr) {
         return;
     }
+    // Make them now: if a thread forked while another one did, the child would wait for it for
+    // ever.
+    static_cast<void>(the_watch());
+    static_cast<void>(the_arena());
     the_counting() = &leaky_singleton<CountingAllocator>(*there);
     // This call has no effect if another allocator has a higher priority.
     c10::SetCPUAllocator(the_counting(), 1);
