@@ -3,8 +3,6 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
-#include <string>
-
 #include "../memory/notify.h"
 #include "../ops/facts.h"
 #include "../torch/dispatch_key.h"
@@ -29,12 +27,7 @@ void refuse_collectives_in_replays() {
         if (!has_effects(each.name)) {
             continue;
         }
-        const std::string name_space(each.name, 0, each.name.find("::"));
-        const std::string overload = each.overload_name.empty() ? "" : "." + each.overload_name;
-        library_at_key(name_space.c_str(), REPLAY_KEY)
-            .impl(
-                (each.name + overload).c_str(), torch::CppFunction::makeFromBoxedFunction<&refuse>()
-            );
+        register_kernel(each, torch::CppFunction::makeFromBoxedFunction<&refuse>(), REPLAY_KEY);
     }
 }
 

@@ -244,9 +244,7 @@ bool run(Session& session, OperatorCall& call) {
 
 // Run PyTorch's kernel for fake tensors if the call concerns them. Return false if not.
 bool run_for_fakes(OperatorCall& call) {
-    if (has_new_operators()) {
-        take_over_new_operators();
-    }
+    take_over_new_operators();
     if (!is_in_fake_mode() && !call.has_fakes()) {
         return false;
     }
@@ -283,12 +281,11 @@ void on_operator(OperatorCall& call) {
 
 void register_fallback() {
     look_behind();
-    torch::Library& aten = library_at_key("aten");
-    register_typed_kernels(aten);
+    register_typed_kernels();
     // The kernels of view operators bypass `run`. Without `PYTHON_COMES_FIRST` views must pass
     // through `run`, because `run` refuses operators that have a Python dispatch key.
     if (PYTHON_COMES_FIRST) {
-        register_view_kernels(aten);
+        register_view_kernels();
     }
     register_at_key([] { return torch::CppFunction::makeFromBoxedFunction<&fallback>(); });
     refuse_collectives_in_replays();

@@ -58,56 +58,54 @@ struct Kernel<Op, twin, redispatch> final {
 };
 
 template <class Op, auto twin = nullptr>
-void add(torch::Library& aten) {
-    register_kernel<Op, &Kernel<Op, twin, &Op::redispatch>::run>(aten);
+void add() {
+    register_kernel<Op, &Kernel<Op, twin, &Op::redispatch>::run>();
 }
 
 // The same for a backward operator whose result may be written over its incoming gradient.
 template <class Op, class Twin>
-void add_backward(torch::Library& aten) {
-    add<Op, &Twin::redispatch>(aten);
+void add_backward() {
+    add<Op, &Twin::redispatch>();
 }
 
 }  // namespace
 
-void register_typed_kernels(torch::Library& aten) {
-    add<at::_ops::_log_softmax>(aten);
-    add<at::_ops::_softmax>(aten);
-    add<at::_ops::add_Tensor>(aten);
-    add<at::_ops::add__Tensor>(aten);
-    add<at::_ops::addmm>(aten);
-    add<at::_ops::bmm>(aten);
-    add<at::_ops::copy_>(aten);
-    add<at::_ops::div__Scalar>(aten);
-    add<at::_ops::exp>(aten);
-    add<at::_ops::gelu>(aten);
-    add<at::_ops::mean>(aten);
-    add<at::_ops::mean_dim>(aten);
-    add<at::_ops::mm>(aten);
-    add<at::_ops::mul__Tensor>(aten);
-    add<at::_ops::neg>(aten);
-    add<at::_ops::pow_Tensor_Scalar>(aten);
-    add<at::_ops::relu>(aten);
-    add<at::_ops::relu_>(aten);
-    add<at::_ops::rsqrt>(aten);
-    add<at::_ops::sigmoid>(aten);
-    add<at::_ops::sigmoid_>(aten);
-    add<at::_ops::silu>(aten);
-    add<at::_ops::sub_Tensor>(aten);
-    add<at::_ops::sum>(aten);
-    add<at::_ops::sum_dim_IntList>(aten);
-    add<at::_ops::tanh>(aten);
-    add<at::_ops::tanh_>(aten);
-    add_backward<at::_ops::_log_softmax_backward_data, at::_ops::_log_softmax_backward_data_out>(
-        aten
-    );
-    add_backward<at::_ops::_softmax_backward_data, at::_ops::_softmax_backward_data_out>(aten);
-    add_backward<at::_ops::div_Tensor, at::_ops::div_out>(aten);
-    add_backward<at::_ops::gelu_backward, at::_ops::gelu_backward_grad_input>(aten);
-    add_backward<at::_ops::mul_Tensor, at::_ops::mul_out>(aten);
-    add_backward<at::_ops::sigmoid_backward, at::_ops::sigmoid_backward_grad_input>(aten);
-    add_backward<at::_ops::tanh_backward, at::_ops::tanh_backward_grad_input>(aten);
-    add_backward<at::_ops::threshold_backward, at::_ops::threshold_backward_grad_input>(aten);
+void register_typed_kernels() {
+    add<at::_ops::_log_softmax>();
+    add<at::_ops::_softmax>();
+    add<at::_ops::add_Tensor>();
+    add<at::_ops::add__Tensor>();
+    add<at::_ops::addmm>();
+    add<at::_ops::bmm>();
+    add<at::_ops::copy_>();
+    add<at::_ops::div__Scalar>();
+    add<at::_ops::exp>();
+    add<at::_ops::gelu>();
+    add<at::_ops::mean>();
+    add<at::_ops::mean_dim>();
+    add<at::_ops::mm>();
+    add<at::_ops::mul__Tensor>();
+    add<at::_ops::neg>();
+    add<at::_ops::pow_Tensor_Scalar>();
+    add<at::_ops::relu>();
+    add<at::_ops::relu_>();
+    add<at::_ops::rsqrt>();
+    add<at::_ops::sigmoid>();
+    add<at::_ops::sigmoid_>();
+    add<at::_ops::silu>();
+    add<at::_ops::sub_Tensor>();
+    add<at::_ops::sum>();
+    add<at::_ops::sum_dim_IntList>();
+    add<at::_ops::tanh>();
+    add<at::_ops::tanh_>();
+    add_backward<at::_ops::_log_softmax_backward_data, at::_ops::_log_softmax_backward_data_out>();
+    add_backward<at::_ops::_softmax_backward_data, at::_ops::_softmax_backward_data_out>();
+    add_backward<at::_ops::div_Tensor, at::_ops::div_out>();
+    add_backward<at::_ops::gelu_backward, at::_ops::gelu_backward_grad_input>();
+    add_backward<at::_ops::mul_Tensor, at::_ops::mul_out>();
+    add_backward<at::_ops::sigmoid_backward, at::_ops::sigmoid_backward_grad_input>();
+    add_backward<at::_ops::tanh_backward, at::_ops::tanh_backward_grad_input>();
+    add_backward<at::_ops::threshold_backward, at::_ops::threshold_backward_grad_input>();
 }
 
 }  // namespace rekindle

@@ -135,28 +135,28 @@ private:
 };
 
 template <class Op>
-void add_view(torch::Library& aten) {
-    register_kernel<Op, &View<Op, &Op::redispatch>::run>(aten);
+void add_view() {
+    register_kernel<Op, &View<Op, &Op::redispatch>::run>();
 }
 
 }  // namespace
 
-void register_view_kernels(torch::Library& aten) {
-    add_view<at::_ops::alias>(aten);
-    add_view<at::_ops::as_strided>(aten);
-    add_view<at::_ops::detach>(aten);
-    add_view<at::_ops::expand>(aten);
-    add_view<at::_ops::permute>(aten);
-    add_view<at::_ops::select_int>(aten);
-    add_view<at::_ops::slice_Tensor>(aten);
-    add_view<at::_ops::split_Tensor>(aten);
-    add_view<at::_ops::split_with_sizes>(aten);
-    add_view<at::_ops::squeeze_dim>(aten);
-    add_view<at::_ops::t>(aten);
-    add_view<at::_ops::transpose_int>(aten);
-    add_view<at::_ops::unbind_int>(aten);
-    add_view<at::_ops::unsqueeze>(aten);
-    add_view<at::_ops::view>(aten);
+void register_view_kernels() {
+    add_view<at::_ops::alias>();
+    add_view<at::_ops::as_strided>();
+    add_view<at::_ops::detach>();
+    add_view<at::_ops::expand>();
+    add_view<at::_ops::permute>();
+    add_view<at::_ops::select_int>();
+    add_view<at::_ops::slice_Tensor>();
+    add_view<at::_ops::split_Tensor>();
+    add_view<at::_ops::split_with_sizes>();
+    add_view<at::_ops::squeeze_dim>();
+    add_view<at::_ops::t>();
+    add_view<at::_ops::transpose_int>();
+    add_view<at::_ops::unbind_int>();
+    add_view<at::_ops::unsqueeze>();
+    add_view<at::_ops::view>();
 }
 
 }  // namespace rekindle

@@ -1,8 +1,6 @@
 // Operators that return views: they allocate no memory and launch no kernel.
 #pragma once
 
-#include <torch/library.h>
-
 #include "../memory/session.h"
 
 namespace rekindle {
@@ -12,6 +10,6 @@ namespace rekindle {
 void register_base(Session& session, Locked& lock, const c10::TensorImpl& whole);
 // Register kernels with typed (unboxed) arguments for the most frequent view operators. They are
 // faster than the fallback.
-void register_view_kernels(torch::Library& aten);
+void register_view_kernels();
 
 }  // namespace rekindle

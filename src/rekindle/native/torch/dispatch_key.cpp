@@ -7,6 +7,7 @@
 #endif
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -78,7 +79,7 @@ public:
     // Note that the operator `name` was defined. PyTorch's dispatcher calls this with its lock
     // held, so no kernel can be registered here. Python registers it as soon as the call returns
     // that has defined the operator, if that is the main thread; else it is done at the next
-    // operator of any thread (`has_new_operators`).
+    // operator of any thread (`take_over_new_operators`).
     void note_defined(c10::OperatorName name) {
         const std::scoped_lock guard(mutex_);
         defined_.push_back(std::move(name));
@@ -93,23 +94,12 @@ public:
         return std::exchange(defined_, {});
     }
 
-    // Return the library through which kernels of the namespace `name_space` are registered.
-    torch::Library& library(const std::string& name_space) {
-        const std::scoped_lock guard(mutex_);
-        torch::Library*& found = libraries_[name_space];
-        if (found == nullptr) {
-            found = &library_at_key(name_space.c_str());
-        }
-        return *found;
-    }
-
 private:
     std::mutex mutex_;
     std::unique_ptr<const c10::SafeKernelFunction> fallback_;
     std::unordered_map<c10::OperatorName, c10::SafeKernelFunction> own_;  // not the fallback
     std::unordered_set<c10::OperatorName> covered_;
     std::vector<c10::OperatorName> defined_;  // since the last call of `take_defined`
-    std::unordered_map<std::string, torch::Library*> libraries_;
 };
 
 SharedKey& shared() {
@@ -128,6 +118,22 @@ public:
     void onOperatorDeregistered(const c10::OperatorHandle& /*op*/) override {}
 };
 
+// Return a library through which kernels for `key` are registered, of operators in the namespace
+// `name_space` ("_": of all operators). The library is never destroyed.
+torch::Library& library_at_key(const std::string& name_space, c10::DispatchKey key) {
+    static std::mutex mutex;
+    static auto& made =
+        leaky_singleton<std::map<std::pair<std::string, c10::DispatchKey>, torch::Library*>>();
+    const std::scoped_lock guard(mutex);
+    torch::Library*& found = made[{name_space, key}];
+    if (found == nullptr) {
+        found = &leaky_singleton<torch::Library>(
+            torch::Library::IMPL, name_space, key, __FILE__, __LINE__
+        );
+    }
+    return *found;
+}
+
 class SilentHandler final : public c10::WarningHandler {
 public:
     void process(const c10::Warning& /*warning*/) override {}
@@ -141,7 +147,7 @@ void look_behind() {
 
 void register_at_key(MakeKernel make) {
     if (!shares_key) {
-        library_at_key("_").fallback(make());
+        library_at_key("_", KEY).fallback(make());
         return;
     }
     shared().make = make;
@@ -152,27 +158,25 @@ void register_at_key(MakeKernel make) {
 }
 
 void register_kernel(
-    torch::Library& library, const c10::OperatorName& name, torch::CppFunction&& kernel
+    const c10::OperatorName& name, torch::CppFunction&& kernel, c10::DispatchKey key
 ) {
-    if (shares_key && !shared().cover(name)) {
+    if (key == KEY && shares_key && !shared().cover(name)) {
         return;
     }
     // The dispatcher warns if PyTorch has a kernel for this operator alone. That is on purpose.
     SilentHandler silent;
     const c10::WarningUtils::WarningHandlerGuard guard(&silent);
-    const std::string overload = name.overload_name.empty() ? "" : "." + name.overload_name;
-    library.impl((name.name + overload).c_str(), std::move(kernel));
+    const std::string name_space(name.name, 0, name.name.find("::"));
+    library_at_key(name_space, key).impl(c10::toString(name).c_str(), std::move(kernel));
 }
 
 void take_over_new_operators() {
-    for (const c10::OperatorName& name : shared().take_defined()) {
-        const std::string name_space(name.name, 0, name.name.find("::"));
-        register_kernel(shared().library(name_space), name, shared().make());
+    if (!shared().any_defined.load(std::memory_order_relaxed)) {
+        return;
     }
-}
-
-bool has_new_operators() noexcept {
-    return shares_key && shared().any_defined.load(std::memory_order_relaxed);
+    for (const c10::OperatorName& name : shared().take_defined()) {
+        register_kernel(name, shared().make());
+    }
 }
 
 bool is_in_fake_mode() noexcept {
@@ -199,12 +203,6 @@ bool open_replay_key() {
 
 c10::DispatchKeySet replay_keys() noexcept {
     return replay_key_is_open() ? c10::DispatchKeySet(REPLAY_KEY) : c10::DispatchKeySet();
-}
-
-torch::Library& library_at_key(const char* operators, c10::DispatchKey key) {
-    return leaky_singleton<torch::Library>(
-        torch::Library::IMPL, operators, key, __FILE__, __LINE__
-    );
 }
 
 }  // namespace rekindle

@@ -58,8 +58,6 @@ void look_behind();
 void register_at_key(MakeKernel make);
 // Register the kernel of `register_at_key` for the operators that were defined since the last call.
 void take_over_new_operators();
-// Return true if operators were defined that `take_over_new_operators` has not seen.
-bool has_new_operators() noexcept;
 
 // Return true if `tensor` is a FakeTensor in C++.
 inline bool is_fake(const at::Tensor& tensor) noexcept {
@@ -72,9 +70,6 @@ bool is_in_fake_mode() noexcept;
 void call_kernel_behind(
     const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack& stack
 );
-// Return a library through which kernels of single operators are registered at the dispatch key
-// `key`. The library is never destroyed.
-torch::Library& library_at_key(const char* operators, c10::DispatchKey key = KEY);
 // Let all operators pass through `REPLAY_KEY`, except those that get a kernel there later. Return
 // false if another library uses the key.
 bool open_replay_key();
@@ -82,9 +77,9 @@ bool open_replay_key();
 // `REPLAY_KEY`, or none if another library uses it.
 c10::DispatchKeySet replay_keys() noexcept;
 
-// Register `kernel` for the operator `name` at Rekindle's dispatch key, through `library`.
+// Register `kernel` for the operator `name` at the dispatch key `key`.
 void register_kernel(
-    torch::Library& library, const c10::OperatorName& name, torch::CppFunction&& kernel
+    const c10::OperatorName& name, torch::CppFunction&& kernel, c10::DispatchKey key = KEY
 );
 
 // Return the overload `Op` of PyTorch's dispatcher.
@@ -93,13 +88,11 @@ c10::OperatorHandle find() {
     return c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
 }
 
-// Register `kernel`, a function with the C++ type of the operator `Op`, in `library`.
+// Register `kernel`, a function with the C++ type of the operator `Op`, at Rekindle's dispatch key.
 template <class Op, auto kernel>
-void register_kernel(torch::Library& library) {
+void register_kernel() {
     register_kernel(
-        library,
-        {Op::name, Op::overload_name},
-        torch::CppFunction::makeFromUnboxedFunction(TORCH_FN(kernel))
+        {Op::name, Op::overload_name}, torch::CppFunction::makeFromUnboxedFunction(TORCH_FN(kernel))
     );
 }
 
