@@ -6,11 +6,6 @@ as a gradient in an autograd node. The tensor of this function has as few.
 
 from __future__ import annotations
 
-import os
-import shlex
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import rekindle
 from rekindle.native import _build
+from tests.cpp import compiled
 from tests.pytorch.in_place import taken_over
 
 SOURCE = Path(__file__).with_name("gradients.cpp")
@@ -29,16 +25,8 @@ SOURCE = Path(__file__).with_name("gradients.cpp")
 
 @pytest.fixture(scope="module")
 def curve(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    compiler = shlex.split(os.environ.get("CXX", "")) or ["g++"]
-    if sys.platform != "linux" or shutil.which(compiler[0]) is None:
-        pytest.skip("needs Linux and a C++ compiler")
-    torch_there = _build._torch()
     made = tmp_path_factory.mktemp("library") / "gradients.so"
-    subprocess.run(
-        [*compiler, *_build.FLAGS, *torch_there.flags, str(SOURCE), "-shared",
-         "-o", str(made), *torch_there.links],
-        check=True,
-    )  # fmt: skip
+    compiled(made, [SOURCE], "-shared", *_build._torch().links)
     torch.ops.load_library(str(made))
     return torch.ops.rekindle_test_gradients.curve
 

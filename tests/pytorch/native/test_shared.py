@@ -6,16 +6,13 @@ ThreadSanitizer as well.
 
 from __future__ import annotations
 
-import os
-import shlex
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from rekindle.native import _build
+from tests.cpp import compiled
 
 PROGRAM = Path(__file__).with_name("threads.cpp")
 UNITS = (
@@ -27,18 +24,11 @@ SOURCES = [PROGRAM, *(_build.FOLDER / f"{name}.cpp" for name in UNITS)]
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    compiler = shlex.split(os.environ.get("CXX", "")) or ["g++"]
-    if sys.platform != "linux" or shutil.which(compiler[0]) is None:
-        pytest.skip("needs Linux and a C++ compiler")
-    torch = _build._torch()
-    library = next(link.removeprefix("-L") for link in torch.links if link.startswith("-L"))
+    links = _build._torch().links
+    library = next(link.removeprefix("-L") for link in links if link.startswith("-L"))
     made = tmp_path_factory.mktemp("program") / "threads"
-    subprocess.run(
-        [*compiler, *_build.FLAGS, *torch.flags, f"-I{_build.FOLDER}", *map(str, SOURCES),
-         "-o", str(made), f"-L{library}", "-lc10", f"-Wl,-rpath,{library}", "-pthread"],
-        check=True,
-    )  # fmt: skip
-    return made
+    options = (f"-L{library}", "-lc10", f"-Wl,-rpath,{library}", "-pthread")
+    return compiled(made, SOURCES, f"-I{_build.FOLDER}", *options)
 
 
 def test_free_queue_reports_every_freed_storage_once(program: Path) -> None:

@@ -37,17 +37,22 @@ BUDGET = 1_500_000
 """
 
 
-def _said(program: str) -> str:
+@pytest.fixture(scope="module")
+def there(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return environment(tmp_path_factory.mktemp("library"))
+
+
+def _said(program: str, there: dict[str, str]) -> str:
     """Return what the program prints, run beside a FakeTensor in C++."""
     done = subprocess.run(
         [sys.executable, "-c", MODEL + program],
-        cwd=ROOT, env=os.environ | environment(), capture_output=True, text=True, check=False,
+        cwd=ROOT, env=os.environ | there, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_budget_beside_fake_tensors_has_plain_bits_and_its_cap() -> None:
+def test_budget_beside_fake_tensors_has_plain_bits_and_its_cap(there: dict[str, str]) -> None:
     program = """
 assert torch._C._dispatch_has_backend_fallback(torch._C._parse_dispatch_key("Fake"))
 with rekindle.budget(BUDGET) as run:
@@ -55,10 +60,10 @@ with rekindle.budget(BUDGET) as run:
 print(same(found), run.peak <= BUDGET, run.evictions > 0, run.report().advice)
 assert same(step())
 """
-    assert _said(program) == "True True True ()\n"
+    assert _said(program, there) == "True True True ()\n"
 
 
-def test_operators_after_a_fake_mode_are_seen_again() -> None:
+def test_operators_after_a_fake_mode_are_seen_again(there: dict[str, str]) -> None:
     program = """
 with rekindle.budget(BUDGET) as run:
     with torch._subclasses.FakeTensorMode():
@@ -68,10 +73,10 @@ with rekindle.budget(BUDGET) as run:
     hidden = [line for line in run.report().advice if "switched off the dispatch key" in line]
 print(same(found), run.peak <= BUDGET, run.evictions > before, len(hidden))
 """
-    assert _said(program) == "True True True 1\n"
+    assert _said(program, there) == "True True True 1\n"
 
 
-def test_calls_with_fake_tensors_go_to_pytorch() -> None:
+def test_calls_with_fake_tensors_go_to_pytorch(there: dict[str, str]) -> None:
     program = """
 def shapes():
     before = pretend_fake.calls()
@@ -90,10 +95,10 @@ with rekindle.budget(BUDGET) as run:
     grew = run.memory - memory
 print(outside == inside, outside[0], outside[1] >= 5, grew)
 """
-    assert _said(program) == "True [(4, 4), (4, 5), (2, 4, 5)] True 0\n"
+    assert _said(program, there) == "True [(4, 4), (4, 5), (2, 4, 5)] True 0\n"
 
 
-def test_operator_defined_inside_a_budget_is_seen_at_once() -> None:
+def test_operator_defined_inside_a_budget_is_seen_at_once(there: dict[str, str]) -> None:
     program = """
 with rekindle.budget(BUDGET) as run:
     operators = run._driver.operators_run
@@ -104,10 +109,10 @@ with rekindle.budget(BUDGET) as run:
     seen = run._driver.operators_run - operators
 print(torch.equal(doubled, batch * 2), seen > 0)
 """
-    assert _said(program) == "True True\n"
+    assert _said(program, there) == "True True\n"
 
 
-def test_compiled_model_beside_fake_tensors_has_bits_of_plain() -> None:
+def test_compiled_model_beside_fake_tensors_has_bits_of_plain(there: dict[str, str]) -> None:
     pytest.importorskip("torch._inductor")
     program = """
 compiled = torch.compile(model, backend="aot_eager")
@@ -118,4 +123,4 @@ with rekindle.budget(BUDGET * 2) as run:
     found = [step(), step()]
 print(*map(same, found), run.peak <= BUDGET * 2)
 """
-    assert _said(program) == "True True True\n"
+    assert _said(program, there) == "True True True\n"
