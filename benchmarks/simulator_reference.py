@@ -28,7 +28,7 @@ from rekindle import simulator
 from rekindle.native import cores
 from rekindle.policies import PAPER
 
-NAMES = {
+HEURISTICS = {
     "DTR": "dtr",
     "DTREqClass": "dtr-eq",
     "DTRLocal": "dtr-local",
@@ -36,6 +36,9 @@ NAMES = {
     "LargestStorage": "largest",
     "MSPS": "msps",
     "DTRUnopt": "dtr-unopt",
+}
+NAMES = {
+    **HEURISTICS,
     **{
         f"Ab{cost}{size}{stale}": f"h-{('s' * bool(stale)) + ('m' * bool(size)) or '0'}-{ours}"
         for cost, ours in (("E", "exact"), ("Eq", "eq"), ("Local", "local"), ("", "none"))

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from _authors import AuthorsEngine, Case, engine_of, play, run
 from _dtr_logs import load
+from simulator_reference import HEURISTICS
 
 from rekindle import simulator
 from rekindle.engine import NoRoom, Thrashed
@@ -49,15 +50,6 @@ GOLDEN = [
     ("lstm", "dtr-eq", 0.5, "pass", 1.071006122298943),
     ("lstm", "dtr-local", 0.5, "thrash", None),
 ]
-HEURISTICS = {
-    "DTR": "dtr",
-    "DTREqClass": "dtr-eq",
-    "DTRLocal": "dtr-local",
-    "LRU": "lru",
-    "LargestStorage": "largest",
-    "MSPS": "msps",
-    "DTRUnopt": "dtr-unopt",
-}
 
 
 def _log(name: str) -> Path:

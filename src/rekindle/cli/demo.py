@@ -121,7 +121,8 @@ def _data(settings: Settings, free: Trained, tight: Trained, same: Identical) ->
 
 
 def _figures(run: Trained) -> dict[str, Any]:
+    from rekindle.cli._demo_training import COUNTS
+
     names = ("budget", "peak", "constants", "step_ns")
-    counts = ("evictions", "recomputations", "recompute_ns")
     losses = [step.loss for step in run.steps]
-    return {name: getattr(run, name) for name in (*names, *counts)} | {"losses": losses}
+    return {name: getattr(run, name) for name in (*names, *COUNTS)} | {"losses": losses}
