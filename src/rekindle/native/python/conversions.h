@@ -67,24 +67,16 @@ void call_method(
     must(std::forward<F>(take)(result.get()));
 }
 
-// Parse the arguments of a module function as `PyArg_ParseTuple` does. If they do not match
-// `format`, throw the Python error.
+// Parse a tuple as `PyArg_ParseTuple` does. If it does not match `format`, throw the Python error.
 template <class... Pointers>
-void parse(PyObject* arguments, const char* format, Pointers... pointers) {
-    must(PyArg_ParseTuple(arguments, format, pointers...) != 0);
+void parse(PyObject* tuple, const char* format, Pointers... pointers) {
+    must(PyArg_ParseTuple(tuple, format, pointers...) != 0);
 }
 
 inline Session& session_of(PyObject* capsule) {
     void* found = PyCapsule_GetPointer(capsule, SESSION);
     must(found != nullptr);
     return *static_cast<Session*>(found);
-}
-
-// Return the session that a module function got as its only argument, a capsule.
-inline Session& session_in(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    parse(arguments, "O", &capsule);
-    return session_of(capsule);
 }
 
 // Destructor of the Python capsule that holds a session.
@@ -132,21 +124,6 @@ PyObject* bytes_of(std::span<const T> things) {
 
 inline PyObject* nothing() {
     Py_RETURN_NONE;
-}
-
-// set_flag(driver, on) -> None
-//
-// Set one flag of the session or of one of its members. `path`: the C++ member pointers that lead
-// from the session to the flag.
-template <auto... path>
-PyObject* set_flag(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    int on = 0;
-    parse(arguments, "Op", &capsule, &on);
-    Session& session = session_of(capsule);
-    const Locked lock;
-    (session.*....*path) = on != 0;  // follows the chain: session.*part.*flag
-    return nothing();
 }
 
 }  // namespace rekindle

@@ -1,5 +1,5 @@
-#include "for_tests.h"
-
+// Functions of the Python module that only tests call, to inspect the native core or to make it
+// fail.
 #include <array>
 #include <cstdint>
 #include <limits>
@@ -21,11 +21,14 @@
 #include "../ops/workspaces.h"
 #include "../steps/learner.h"
 #include "../torch/rng_history.h"
+#include "methods.h"
 
 namespace rekindle {
 
-PyObject* evict_all(PyObject* arguments) {
-    Session& session = session_in(arguments);
+namespace functions {
+
+// Evict all values that may be evicted.
+void evict_all(Session& session) {
     translate_errors(session, [&] {
         Locked lock;
         session.frees.process_pending();
@@ -33,50 +36,40 @@ PyObject* evict_all(PyObject* arguments) {
         session.room.evict_all();
         with_held_evictable(session, lock, [&] { session.room.evict_all(); });
     });
-    return nothing();
 }
 
-PyObject* openings(PyObject* /*arguments*/) {
+// Return the number of threads that have opened the session mutex to run user code.
+std::size_t openings() {
     const Locked lock;
-    return PyLong_FromSize_t(the_mutex().openings());
+    return the_mutex().openings();
 }
 
-PyObject* bytes_of_positions(PyObject* /*arguments*/) {
-    return PyLong_FromSize_t(bytes_of_positions());
-}
-
-PyObject* longest_chain(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    int calls = 0;
-    parse(arguments, "Oi", &capsule, &calls);
+// Set the longest permitted chain of recipes, each of which reads the result of the previous one.
+void longest_chain(Session& session, std::int64_t calls) {
     const Locked lock;
-    session_of(capsule).history.longest_chain = calls;
-    session_of(capsule).history.next_check = calls;
-    return nothing();
+    session.history.longest_chain = static_cast<int>(calls);
+    session.history.next_check = static_cast<int>(calls);
 }
 
-PyObject* count_only(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    long long operators = 0;
-    parse(arguments, "OL", &capsule, &operators);
+// Only count the next `operators` operators, also if memory is not far below the budget.
+void count_only(Session& session, std::int64_t operators) {
     const Locked lock;
-    session_of(capsule).events.only_counting.begin_for(operators);
-    return nothing();
+    session.events.only_counting.begin_for(operators);
 }
 
-PyObject* counts_only(PyObject* arguments) {
-    return PyBool_FromLong(session_in(arguments).events.only_counting.on() ? 1 : 0);
+// Return True if operators are only counted now.
+bool counts_only(const Session& session) {
+    return session.events.only_counting.on();
 }
 
-PyObject* list_recomputed_ops(PyObject* arguments) {
-    Session& session = session_in(arguments);
+// Start to list recomputed operators for `recomputed_ops`.
+void list_recomputed_ops(Session& session) {
     const Locked lock;
     session.events.tests.list_recomputed_ops = true;
-    return nothing();
 }
 
-PyObject* recomputed_ops(PyObject* arguments) {
-    const Session& session = session_in(arguments);
+// Return the names of the operators that were recomputed since `list_recomputed_ops`.
+PyObject* recomputed_ops(const Session& session) {
     std::vector<const Facts*> found;
     {
         const Locked lock;
@@ -90,27 +83,29 @@ PyObject* recomputed_ops(PyObject* arguments) {
     return list.give();
 }
 
-PyObject* in_flight(PyObject* arguments) {
-    const Session& session = session_in(arguments);
+// Return the number of operators that are running, and the bytes of their results and workspaces.
+std::array<std::int64_t, 2> in_flight(const Session& session) {
     std::array<std::int64_t, 2> found{};
     {
         const Locked lock;
         found = {session.in_progress.operators, session.engine.in_flight};
     }
-    return tuple_of(found);
+    return found;
 }
 
-PyObject* has_lock(PyObject* /*arguments*/) {
-    return PyBool_FromLong(the_mutex().mine() ? 1 : 0);
+// Return True if this thread has the session mutex.
+bool has_lock() {
+    return the_mutex().mine();
 }
 
-PyObject* disable_for_tests(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    const char* name = nullptr;
-    parse(arguments, "Os", &capsule, &name);
+// Disable one feature, so that a test can show that it fails without this feature. Features of the
+// device: "in_order", "readers_wait", "writers_wait", "keep_until_read", "may_differ", "kept_back",
+// "find_place", "cheapest_neighbors". Features of workspaces: "took", "guess". "fitted": lower the
+// budget after a device OOM. "ahead": copy values to the host before room is needed. "in_place":
+// write results over gradients.
+void disable_for_tests(Session& session, const char* name) {
     const std::string_view what = name;
     const Locked lock;
-    Session& session = session_of(capsule);
     session.room.backoff.lowers = session.room.backoff.lowers && what != "fitted";
     if (session.events.swapper) {
         session.events.swapper->ahead = session.events.swapper->ahead && what != "ahead";
@@ -127,11 +122,11 @@ PyObject* disable_for_tests(PyObject* arguments) {
     device.keeps_back = device.keeps_back && what != "kept_back";
     device.finds_places = device.finds_places && what != "find_place";
     device.has_neighbors = device.has_neighbors && what != "cheapest_neighbors";
-    return nothing();
 }
 
-PyObject* in_place(PyObject* arguments) {
-    const Session& session = session_in(arguments);
+// Return the number of operator calls whose result was written over a gradient. Also return the
+// smallest reference count of any gradient whose storage had no other owner.
+PyObject* in_place(const Session& session) {
     Session::TakingOver count;
     {
         const Locked lock;
@@ -142,16 +137,15 @@ PyObject* in_place(PyObject* arguments) {
     return Py_BuildValue("LO", static_cast<long long>(count.taken_over), fewest.get());
 }
 
-PyObject* bytes_asked_for(PyObject* arguments) {
-    const char* said = nullptr;
-    parse(arguments, "s", &said);
-    return PyLong_FromLongLong(asked_for(std::string_view(said)));
+// Return the bytes that a failed allocation requested, read from its error message `text`.
+std::int64_t bytes_asked_for(const char* said) {
+    return asked_for(std::string_view(said));
 }
 
-PyObject* window(PyObject* arguments) {
-    PyObject* list = nullptr;
-    long long nbytes = 0;
-    parse(arguments, "OL", &list, &nbytes);
+// Find the adjacent blocks of memory that are cheapest to evict to free `nbytes`. Return their
+// cost, and the indices of the first and the last block. `blocks`: list of (address, bytes, used,
+// loss or None).
+PyObject* window(PyObject* list, std::int64_t nbytes) {
     const Object rows(PySequence_Fast(list, "blocks: a list"));
     std::vector<Block> blocks;
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(rows.get()); ++i) {
@@ -174,69 +168,54 @@ PyObject* window(PyObject* arguments) {
     return Py_BuildValue("dnn", found->loss, first, static_cast<Py_ssize_t>(found->last));
 }
 
-PyObject* fitted(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    long long nbytes = 0;
-    parse(arguments, "OL", &capsule, &nbytes);
+// Lower the budget as the runtime does after a device OOM, as if only `nbytes` had fit.
+void fitted(Session& session, std::int64_t nbytes) {
     const Locked lock;
-    Session& session = session_of(capsule);
     session.room.backoff.fitted(nbytes, session.engine.budget);
-    return nothing();
 }
 
-PyObject* interrupt(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    int replays = 0;
-    int before = 0;
-    parse(arguments, "Oip", &capsule, &replays, &before);
+// Let `replays` recomputations succeed, and raise an error in the next recomputation. `before`:
+// raise it before the kernel runs, not after.
+void interrupt(Session& session, std::int64_t replays, bool before) {
     const Locked lock;
-    session_of(capsule).events.tests.interrupt_in = replays;
-    session_of(capsule).events.tests.interrupt_before = before != 0;
-    return nothing();
+    session.events.tests.interrupt_in = static_cast<int>(replays);
+    session.events.tests.interrupt_before = before;
 }
 
-PyObject* refuse(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    long long operators = 0;
-    parse(arguments, "OL", &capsule, &operators);
+// Let `operators` more operators run, and raise `OutOfBudget` in the next one. Negative: never
+// raise it. Return how many operators were left from the previous call.
+std::int64_t refuse(Session& session, std::int64_t operators) {
     const Locked lock;
-    const std::int64_t left = std::exchange(session_of(capsule).events.tests.refuse_in, operators);
-    return PyLong_FromLongLong(left);
+    const std::int64_t left = std::exchange(session.events.tests.refuse_in, operators);
+    return left;
 }
 
-PyObject* underestimated(PyObject* /*arguments*/) {
+// Return how many calls of this process had larger results than `most_bytes` says.
+std::int64_t underestimated() {
     const Locked lock;
-    return PyLong_FromLongLong(TestHooks::underestimated);
+    return TestHooks::underestimated;
 }
 
-PyObject* fix_costs(PyObject* arguments) {
-    long long cost = 0;
-    parse(arguments, "L", &cost);
+// Use `ns` as the cost of every operator. Negative: measure costs again.
+void fix_costs(std::int64_t cost) {
     const Locked lock;
-    fix_costs(cost);
+    rekindle::fix_costs(cost);
     forget_workspaces();
-    return nothing();
 }
 
-PyObject* set_clock_speed(PyObject* arguments) {
-    double factor = 1.0;
-    long long seed = -1;
-    parse(arguments, "dL", &factor, &seed);
-    set_clock_speed(factor, seed);
-    return nothing();
+// Multiply all durations that the core measures from now on; see `set_clock_speed` in base/clock.h.
+void set_clock_speed(double factor, std::int64_t seed) {
+    rekindle::set_clock_speed(factor, seed);
 }
 
-PyObject* open_journal(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    Py_ssize_t entries = 0;
-    parse(arguments, "On", &capsule, &entries);
+// Start to keep the last `entries` entries of the engine's journal of events.
+void open_journal(Session& session, std::int64_t entries) {
     const Locked lock;
-    session_of(capsule).engine.journal.open(static_cast<std::size_t>(entries));
-    return nothing();
+    session.engine.journal.open(static_cast<std::size_t>(entries));
 }
 
-PyObject* journal(PyObject* arguments) {
-    const Session& session = session_in(arguments);
+// Return the entries of the engine's journal of events, the oldest first.
+PyObject* journal(const Session& session) {
     std::vector<Entry> entries;
     {
         const Locked lock;
@@ -255,25 +234,21 @@ PyObject* journal(PyObject* arguments) {
     return list.give();
 }
 
-PyObject* remembered(PyObject* arguments) {
-    const Session& session = session_in(arguments);
+// Return the number of operators that the `Learner` has recorded in the running step.
+std::size_t remembered(const Session& session) {
     const Locked lock;
-    return PyLong_FromSize_t(learner_of(session)->remembered());
+    return learner_of(session)->remembered();
 }
 
-PyObject* remember_at_most(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    Py_ssize_t operators = 0;
-    parse(arguments, "On", &capsule, &operators);
+// Set the most operators of a step that may still follow a learned plan.
+void remember_at_most(Session& session, std::int64_t operators) {
     const Locked lock;
-    learner_of(session_of(capsule))->longest = static_cast<std::size_t>(operators);
-    return nothing();
+    learner_of(session)->longest = static_cast<std::size_t>(operators);
 }
 
-PyObject* places_in(PyObject* arguments) {
-    PyObject* shape = nullptr;
-    PyObject* step = nullptr;
-    parse(arguments, "OO", &shape, &step);
+// Return for each operator of `step` its index in `shape`, the operators of a recorded step; see
+// `places` in steps/sequence_matcher.h.
+PyObject* places_in(PyObject* shape, PyObject* step) {
     const auto found = places(numbers_in(shape), numbers_in(step));
     if (!found) {
         return nothing();
@@ -286,10 +261,10 @@ PyObject* places_in(PyObject* arguments) {
     return list.give();
 }
 
-PyObject* unwritten_bytes(PyObject* arguments) {
-    long long nbytes = 0;
-    PyObject* list = nullptr;
-    parse(arguments, "LO", &nbytes, &list);
+// Return a byte of 1 for each unwritten byte of a storage made by `empty`, else 0. None: too many
+// boxes were left. `writes`: tuples of the tensor that an operator wrote, and the tensor in the
+// same storage that it copied, or None.
+PyObject* unwritten_bytes(std::int64_t nbytes, PyObject* list) {
     UnwrittenBytes unwritten(nbytes);
     const Object each(PySequence_Fast(list, "writes: a list"));
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(each.get()); ++i) {
@@ -318,19 +293,60 @@ PyObject* unwritten_bytes(PyObject* arguments) {
     return PyBytes_FromStringAndSize(found.data(), static_cast<Py_ssize_t>(found.size()));
 }
 
-PyObject* tally(PyObject* arguments) {
-    int tallies = 0;
-    parse(arguments, "p", &tallies);
+// Start or stop counting the bytes that PyTorch's CPU allocator has allocated.
+void tally(bool tallies) {
     TORCH_CHECK(allocations_are_counted(), "write count_allocations() before tally(True)");
-    tally_allocations(tallies != 0);
-    return nothing();
+    tally_allocations(tallies);
 }
 
-PyObject* tallied(PyObject* /*arguments*/) {
+// Return the bytes that the CPU allocator has allocated since `tally` and not freed. Also return
+// their peak since the last call of this function.
+PyObject* tallied() {
     const GivenOutInside given = tallied_allocations();
     return Py_BuildValue(
         "LL", static_cast<long long>(given.now), static_cast<long long>(given.most)
     );
+}
+
+}  // namespace functions
+
+PyMethodDef* test_methods() {
+    static std::array all{
+        method<functions::evict_all>("evict_all"),
+        method<functions::longest_chain>("longest_chain"),
+        method<functions::count_only>("count_only"),
+        method<functions::counts_only>("counts_only"),
+        method<functions::list_recomputed_ops>("list_recomputed_ops"),
+        method<functions::recomputed_ops>("recomputed_ops"),
+        method<functions::has_lock>("has_lock"),
+        method<functions::openings>("openings"),
+        method<functions::in_flight>("in_flight"),
+        method<functions::bytes_asked_for>("bytes_asked_for"),
+        method<functions::window>("window"),
+        method<functions::disable_for_tests>("disable_for_tests"),
+        method<functions::in_place>("in_place"),
+        method<functions::fitted>("fitted"),
+        method<functions::interrupt>("interrupt"),
+        method<functions::refuse>("refuse"),
+        method<functions::underestimated>("underestimated"),
+        method<functions::fix_costs>("fix_costs"),
+        method<functions::set_clock_speed>("set_clock_speed"),
+        method<functions::open_journal>("open_journal"),
+        method<functions::journal>("journal"),
+        method<functions::remembered>("remembered"),
+        method<functions::remember_at_most>("remember_at_most"),
+        method<functions::tally>("tally"),
+        method<functions::tallied>("tallied"),
+        method<functions::places_in>("places_in"),
+        method<functions::unwritten_bytes>("unwritten_bytes"),
+        method<rekindle::set_flag<
+            &Session::events,
+            &Events::tests,
+            &rekindle::TestHooks::evict_before_every_op>>("evict_before_every_op"),
+        method<rekindle::bytes_of_positions>("bytes_of_positions"),
+        PyMethodDef{},
+    };
+    return all.data();
 }
 
 }  // namespace rekindle

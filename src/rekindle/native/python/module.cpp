@@ -1,12 +1,13 @@
-// The Python module `_torch`, by which Python calls the native core. This file lists all functions
-// of the module and defines some of them. The other files in this folder define the rest. The
-// Python code that calls these functions is in rekindle.pytorch.native.
+// The Python module `_torch`, by which Python calls the native core. Each file in this
+// folder defines some functions of the module, and lists them in a table. The Python code that
+// calls these functions is in rekindle.pytorch.native.
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <array>
 #include <memory>
 #include <string>
 #include <utility>
@@ -27,23 +28,15 @@
 #include "../torch/pyobjects.h"
 #include "../torch/raised.h"
 #include "conversions.h"
-#include "for_tests.h"
-#include "py_held_eviction.h"
-#include "py_optimizer.h"
-#include "py_plans.h"
-#include "py_profilers.h"
-#include "py_snapshot.h"
-#include "py_stats.h"
-#include "py_steps.h"
-#include "py_storages.h"
-#include "py_swap.h"
-#include "py_transcripts.h"
+#include "methods.h"
 #include "set_data.h"
 
 namespace {
 
 using rekindle::Events;
+using rekindle::Given;
 using rekindle::Locked;
+using rekindle::method;
 using rekindle::must;
 using rekindle::nothing;
 using rekindle::Object;
@@ -52,7 +45,6 @@ using rekindle::parse;
 using rekindle::PythonChooser;
 using rekindle::Room;
 using rekindle::Session;
-using rekindle::session_in;
 using rekindle::session_of;
 
 // -- functions of the module ----------------------------------------------------------------------
@@ -105,9 +97,6 @@ void learn_all_in_place(PyObject* list) {
     }
 }
 
-// start(answers, tensor, parameter, traits, effects, own, products, may_use_workspace, in_place)
-//     -> None
-//
 // Install the core in PyTorch, once per process. `answers`: the object that answers calls into
 // Python. `tensor` and `parameter`: the classes `torch.Tensor` and `torch.nn.Parameter`. `traits`:
 // see `learn_all_traits`. `effects`: namespaces of operators that are never recomputed, because
@@ -115,29 +104,17 @@ void learn_all_in_place(PyObject* list) {
 // PyTorch's own operators, which are recomputed untried.
 // `products` and `may_use_workspace`: parts of names of operators that sum products, and of
 // operators that may use a workspace on a CPU. `in_place`: see `learn_all_in_place`.
-PyObject* start(PyObject* arguments) {
-    PyObject* answers = nullptr;
-    PyObject* tensor = nullptr;
-    PyObject* parameter = nullptr;
-    PyObject* traits = nullptr;
-    PyObject* effects = nullptr;
-    PyObject* own = nullptr;
-    PyObject* products = nullptr;
-    PyObject* may_use_workspace = nullptr;
-    PyObject* in_place = nullptr;
-    parse(
-        arguments,
-        "OOOOOOOOO",
-        &answers,
-        &tensor,
-        &parameter,
-        &traits,
-        &effects,
-        &own,
-        &products,
-        &may_use_workspace,
-        &in_place
-    );
+void start(
+    PyObject* answers,
+    PyObject* tensor,
+    PyObject* parameter,
+    PyObject* traits,
+    PyObject* effects,
+    PyObject* own,
+    PyObject* products,
+    PyObject* may_use_workspace,
+    PyObject* in_place
+) {
     learn_all_traits(traits);
     for (const std::string& effect : texts(effects)) {
         rekindle::learn_effects(effect);
@@ -157,31 +134,23 @@ PyObject* start(PyObject* arguments) {
     rekindle::register_fallback();
     rekindle::install_engine_proxy();
     rekindle::see_set_data(tensor);
-    return nothing();
 }
 
-// learn_traits(name, flags) -> None
-//
 // Register the traits (flags) of one operator that is defined after `start`, such as a function of
 // the program.
-PyObject* learn_traits(PyObject* arguments) {
-    const char* name = nullptr;
+void learn_traits(const char* name, std::int64_t flags) {
     rekindle::Traits made;
-    parse(arguments, "si", &name, &made.flags);
+    made.flags = static_cast<std::uint32_t>(flags);
     const Locked lock;
     rekindle::learn_traits(name, made);
-    return nothing();
 }
 
-// backward_node() -> (str, int, bool, Tensor | None) | None
-//
 // Return the autograd node that runs on this thread: name, sequence number, whether its first input
 // alone requires a gradient, and the parameter whose gradient it accumulates. None: no node runs.
 //
 // `torch._C._current_autograd_node` makes a Python object for the node. If all nodes of a long
 // graph have one, PyTorch frees the graph by recursion, and the stack overflows.
-PyObject* backward_node(PyObject* arguments) {
-    parse(arguments, "");
+PyObject* backward_node() {
     const auto node = torch::autograd::get_current_node();
     if (node == nullptr) {
         return nothing();
@@ -197,48 +166,31 @@ PyObject* backward_node(PyObject* arguments) {
     );
 }
 
-// predict_in_place(driver) -> None
-//
 // Make recorded traces mark results that would be written over a gradient if Rekindle's own
 // dispatch mode were off.
-PyObject* predict_in_place(PyObject* arguments) {
-    Session& session = session_in(arguments);
+void predict_in_place(Session& session) {
     const Locked lock;
     session.taking_over.predicted = true;
-    return nothing();
 }
 
-// new_driver(budget, device, assumed, learns, evicts_held_last, score, chooser) -> session
-//
 // Make a session; see `Session` in memory/session.h. A negative `budget` means no limit.
 // `evicts_held_last`: evict values that the user's variables hold as a last resort. `score`: the
 // settings (costs, by_size, by_staleness, root) of a built-in policy. `chooser`: a policy written
 // in Python that replaces the built-in one, or None.
-PyObject* new_driver(PyObject* arguments) {
-    long long budget = 0;
-    const char* device = nullptr;
-    int assumed = 0;
-    int learns = 0;
-    int evicts_held_last = 0;
+PyObject* new_driver(
+    std::int64_t budget,
+    const char* device,
+    bool assumed,
+    bool learns,
+    bool evicts_held_last,
+    PyObject* score,
+    PyObject* chooser
+) {
     int costs = 0;
     int by_size = 0;
     int by_staleness = 0;
     int root = 0;
-    PyObject* chooser = nullptr;
-    parse(
-        arguments,
-        "Lsppp(ippp)O",
-        &budget,
-        &device,
-        &assumed,
-        &learns,
-        &evicts_held_last,
-        &costs,
-        &by_size,
-        &by_staleness,
-        &root,
-        &chooser
-    );
+    parse(score, "ippp", &costs, &by_size, &by_staleness, &root);
     const rekindle::Policy policy{
         static_cast<rekindle::Costs>(costs), by_size != 0, by_staleness != 0, root != 0
     };
@@ -250,14 +202,13 @@ PyObject* new_driver(PyObject* arguments) {
     rekindle::notify_gone();
     const rekindle::Bytes most = budget < 0 ? rekindle::UNLIMITED : budget;
     const c10::Device where(device);
-    auto session = c10::make_intrusive<Session>(
-        most, where, assumed != 0, learns != 0, policy, std::move(own)
-    );
-    if (learns != 0) {
+    auto session =
+        c10::make_intrusive<Session>(most, where, assumed, learns, policy, std::move(own));
+    if (learns) {
         session->steps = std::make_unique<rekindle::Learner>(*session);
         session->observers.steps = session->steps.get();
     }
-    session->held.evicts_last = evicts_held_last != 0 && rekindle::can_make_placeholders();
+    session->held.evicts_last = evicts_held_last && rekindle::can_make_placeholders();
     {
         const Locked lock;
         session->storages.open();
@@ -268,147 +219,93 @@ PyObject* new_driver(PyObject* arguments) {
     return capsule.give();
 }
 
-// driver_id(driver) -> int
-//
 // Return the id of the session. Calls from the core into Python pass this id to say which session
 // they are about.
-PyObject* driver_id(PyObject* arguments) {
-    PyObject* session = nullptr;
-    parse(arguments, "O", &session);
-    return PyLong_FromSsize_t(session_of(session).observers.number);
+std::int64_t driver_id(Session& session) {
+    return session.observers.number;
 }
 
-// shares_key() -> bool
-//
 // Return True if PyTorch has kernels of its own at the core's dispatch key.
-PyObject* shares_key(PyObject* /*arguments*/) {
-    return PyBool_FromLong(rekindle::shares_key ? 1 : 0);
+bool shares_key() {
+    return rekindle::shares_key;
 }
 
-// is_fake_call(tensors) -> bool
-//
 // Return True if a call with these arguments concerns PyTorch's kernels at the core's dispatch key:
 // the thread is in a FakeTensor mode in C++, or an argument is a fake tensor.
-PyObject* is_fake_call(PyObject* arguments) {
+bool is_fake_call(Given given) {
     if (!rekindle::shares_key) {
-        return PyBool_FromLong(0);
+        return false;
     }
     bool found = rekindle::is_in_fake_mode();
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(arguments); ++i) {
-        PyObject* each = PyTuple_GET_ITEM(arguments, i);
+    for (PyObject* each : given) {
         found = found || (THPVariable_Check(each) && rekindle::is_fake(THPVariable_Unpack(each)));
     }
-    return PyBool_FromLong(found ? 1 : 0);
+    return found;
 }
 
-// rejoin() -> None
-//
 // Include the core's dispatch key again in this thread if it works within the active budget and
 // other code has cleared the key.
-PyObject* rejoin(PyObject* /*arguments*/) {
+void rejoin() {
     rekindle::rejoin();
-    return nothing();
 }
 
-// bind_thread(driver) -> None
-//
 // Make the current thread run within the budget of `session`, or within no budget (None).
-PyObject* bind_thread(PyObject* arguments) {
-    PyObject* session = nullptr;
-    parse(arguments, "O", &session);
+void bind_thread(PyObject* session) {
     rekindle::join(session == Py_None ? nullptr : &session_of(session));
-    return nothing();
 }
 
-// activate(driver) -> None
-//
 // Make `session` the active session of this process, which handles operators.
-PyObject* activate(PyObject* arguments) {
-    PyObject* session = nullptr;
-    parse(arguments, "O", &session);
-    if (session_of(session).uses_arena) {
-        rekindle::the_arena().open(session_of(session).engine.budget);
+void activate(Session& session) {
+    if (session.uses_arena) {
+        rekindle::the_arena().open(session.engine.budget);
     }
-    rekindle::set_active(c10::intrusive_ptr<Session>::reclaim_copy(&session_of(session)));
-    return nothing();
+    rekindle::set_active(c10::intrusive_ptr<Session>::reclaim_copy(&session));
 }
 
-// deactivate(driver) -> None
-//
 // End the budget of `session`: restore evicted values that the program holds. From now on, process
 // each freed storage at once.
-PyObject* deactivate(PyObject* arguments) {
-    PyObject* session = nullptr;
-    parse(arguments, "O", &session);
+void deactivate(Session& session) {
     rekindle::set_active({});
-    rekindle::translate_errors(session_of(session), [&] {
+    rekindle::translate_errors(session, [&] {
         const Locked lock;
-        session_of(session).close();
+        session.close();
     });
-    rekindle::notify_policy(session_of(session));
+    rekindle::notify_policy(session);
     rekindle::release_deferred();
-    return nothing();
 }
 
-// put_method(type, name, function) -> None
-//
 // Set a method of a type, which may be a C type that refuses assignment from Python.
-PyObject* put_method(PyObject* arguments) {
-    PyObject* owner = nullptr;
-    const char* name = nullptr;
-    PyObject* function = nullptr;
-    parse(arguments, "O!sO", &PyType_Type, &owner, &name, &function);
+void put_method(PyObject* owner, const char* name, PyObject* function) {
+    TORCH_CHECK_TYPE(PyType_Check(owner), "wanted a type");
     auto* type = reinterpret_cast<PyTypeObject*>(owner);
     must(PyDict_SetItemString(type->tp_dict, name, function) == 0);
     PyType_Modified(type);
-    return nothing();
 }
 
-// make_room(driver, nbytes, who) -> None
-//
 // Evict values until `nbytes` fit into the budget. `who`: name for the error message of the code
 // that needs this memory.
-PyObject* make_room(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    long long bytes = 0;
-    const char* who = nullptr;
-    parse(arguments, "OLs", &capsule, &bytes, &who);
-    Session& session = session_of(capsule);
+void make_room(Session& session, std::int64_t bytes, const char* who) {
     rekindle::translate_errors(session, [&] {
         Locked lock;
         session.frees.process_pending();
         rekindle::retry_evicting_held(session, lock, [&] { session.room.make_room(bytes, who); });
         session.room.refuse_for_tests(who);
     });
-    return nothing();
 }
 
-// never_recompute(driver, change) -> None
-//
 // Enter (`change` = 1) or leave (-1) a block `with rekindle.never_recompute()`.
-PyObject* never_recompute(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    int more = 0;
-    parse(arguments, "Oi", &capsule, &more);
+void never_recompute(Session& session, std::int64_t more) {
     const Locked lock;
-    session_of(capsule).never_recompute += more;
-    return nothing();
+    session.never_recompute += static_cast<int>(more);
 }
 
-// unpack(handle) -> Tensor
-//
 // Return the saved tensor of a saved-tensor handle, for compiled autograd.
-PyObject* unpack(PyObject* arguments) {
-    PyObject* handle = nullptr;
-    parse(arguments, "O", &handle);
+PyObject* unpack(PyObject* handle) {
     return THPVariable_Wrap(rekindle::unpack(handle));
 }
 
-// check(driver) -> None
-//
 // Raise AssertionError if an invariant of the session or its engine does not hold.
-PyObject* check(PyObject* arguments) {
-    Session& session = session_in(arguments);
+void check(Session& session) {
     const Locked lock;
     session.frees.process_pending();
     if (const auto fault = session.engine.check()) {
@@ -424,7 +321,6 @@ PyObject* check(PyObject* arguments) {
         PyErr_SetString(PyExc_AssertionError, fault);
         Object::throw_error();
     }
-    return nothing();
 }
 
 // The replacement of `sys.unraisablehook`, around the function `hook`. It must not be Python code:
@@ -443,243 +339,99 @@ PyObject* on_unraisable(PyObject* hook, PyObject* unraisable) {
     return interrupt ? Py_NewRef(Py_None) : PyObject_CallOneArg(hook, unraisable);
 }
 
-// interrupts_kept(hook) -> function
-//
 // Return a function for `sys.unraisablehook`: it raises KeyboardInterrupt in the main thread a
 // moment later, and passes other errors to `hook`.
-PyObject* interrupts_kept(PyObject* arguments) {
+PyObject* interrupts_kept(PyObject* hook) {
     static PyMethodDef definition{"unraisablehook", &on_unraisable, METH_O, nullptr};
-    PyObject* hook = nullptr;
-    parse(arguments, "O", &hook);
     return PyCFunction_New(&definition, hook);
 }
 
-// about_to_fork() -> None
-//
 // Prepare for a fork by this thread: take the session mutex.
-PyObject* about_to_fork(PyObject* /*arguments*/) {
+void about_to_fork() {
     rekindle::about_to_fork();
-    return nothing();
 }
 
-// forked_here() -> None
-//
 // Release the session mutex in the parent process after a fork.
-PyObject* forked_here(PyObject* /*arguments*/) {
+void forked_here() {
     rekindle::forked();
-    return nothing();
 }
 
-// forked() -> None
-//
 // Release the session mutex in the child process after a fork. It runs within no budget.
-PyObject* forked(PyObject* /*arguments*/) {
+void forked() {
     rekindle::forked();
     rekindle::join(nullptr);
     rekindle::set_active({});
     rekindle::the_arena().close();
-    return nothing();
 }
 
-// arena() -> (int, int)
-//
 // Return the bytes that the CPU arena has mapped: those in use, and those kept free.
-PyObject* arena(PyObject* /*arguments*/) {
+PyObject* arena() {
     const rekindle::Arena& found = rekindle::the_arena();
     return Py_BuildValue(
         "LL", static_cast<long long>(found.live()), static_cast<long long>(found.cached())
     );
 }
 
-// drivers_alive() -> int
-//
 // Return the number of sessions in this process, also of ended budgets whose graphs still exist.
-PyObject* drivers_alive(PyObject* /*arguments*/) {
-    return PyLong_FromSize_t(rekindle::drivers_alive());
+std::size_t drivers_alive() {
+    return rekindle::drivers_alive();
 }
 
-// count_allocations() -> bool
-//
 // Start to count allocations of PyTorch's CPU allocator. Return True if counting is possible.
-PyObject* count_allocations(PyObject* /*arguments*/) {
+bool count_allocations() {
     rekindle::count_allocations();
-    return PyBool_FromLong(rekindle::allocations_are_counted() ? 1 : 0);
+    return rekindle::allocations_are_counted();
 }
 
 // -- the module -----------------------------------------------------------------------------------
 
-// Turn an error of the core into a Python exception. The first argument of every function that may
-// throw such an error is a session.
-template <PyObject* (*function)(PyObject*)>
-PyObject* in_words_of(PyObject* arguments) {
-    try {
-        return function(arguments);
-    } catch (const rekindle::Error& error) {
-        if (PyTuple_GET_SIZE(arguments) > 0) {
-            error.raise(session_of(PyTuple_GET_ITEM(arguments, 0)));
-        }
-        throw;
-    }
+PyMethodDef* module_methods() {
+    static std::array all{
+        method<start>("start"),
+        method<learn_traits>("learn_traits"),
+        method<backward_node>("backward_node"),
+        method<new_driver>("new_driver"),
+        method<driver_id>("driver_id"),
+        method<shares_key>("shares_key"),
+        method<is_fake_call>("is_fake_call"),
+        method<rejoin>("rejoin"),
+        method<bind_thread>("bind_thread"),
+        method<activate>("activate"),
+        method<deactivate>("deactivate"),
+        method<rekindle::set_flag<
+            &Session::observers,
+            &Observers::due,
+            &rekindle::Notifications::tell_ranges>>("tell_ranges"),
+        method<rekindle::set_flag<&Session::room, &Room::stepping>>("stepping"),
+        method<rekindle::set_flag<
+            &Session::observers,
+            &Observers::due,
+            &rekindle::Notifications::models_due>>("models_due"),
+        method<make_room>("make_room"),
+        method<put_method>("put_method"),
+        method<rekindle::set_flag<
+            &Session::observers,
+            &Observers::due,
+            &rekindle::Notifications::notes_places>>("notes_places"),
+        method<never_recompute>("never_recompute"),
+        method<unpack>("unpack"),
+        method<check>("check"),
+        method<predict_in_place>("predict_in_place"),
+        method<rekindle::set_flag<&Session::uses_arena>>("uses_arena"),
+        method<arena>("arena"),
+        method<count_allocations>("count_allocations"),
+        method<drivers_alive>("drivers_alive"),
+        method<interrupts_kept>("interrupts_kept"),
+        method<about_to_fork>("about_to_fork"),
+        method<forked_here>("forked_here"),
+        method<forked>("forked"),
+        PyMethodDef{},
+    };
+    return all.data();
 }
-
-// Call `function`, and turn C++ exceptions into Python exceptions, because no C++ exception may
-// pass through Python's C code.
-template <PyObject* (*function)(PyObject*)>
-PyObject* guarded(PyObject* /*module*/, PyObject* arguments) {
-    try {
-        return in_words_of<function>(arguments);
-    } catch (...) {
-        rekindle::set_error();
-        return nullptr;
-    }
-}
-
-template <PyObject* (*function)(PyObject*)>
-constexpr PyMethodDef method(const char* name) {
-    return {name, &guarded<function>, METH_VARARGS, nullptr};
-}
-
-// NOLINTNEXTLINE(modernize-avoid-c-arrays,bugprone-throwing-static-initialization): for Python
-PyMethodDef methods[] = {
-    method<start>("start"),
-    method<learn_traits>("learn_traits"),
-    method<backward_node>("backward_node"),
-    method<new_driver>("new_driver"),
-    method<driver_id>("driver_id"),
-    method<shares_key>("shares_key"),
-    method<is_fake_call>("is_fake_call"),
-    method<rejoin>("rejoin"),
-    method<bind_thread>("bind_thread"),
-    method<activate>("activate"),
-    method<deactivate>("deactivate"),
-    method<rekindle::numbers>("numbers"),
-    method<rekindle::has_room>("has_room"),
-    method<rekindle::devices_used>("devices_used"),
-    method<rekindle::set_peak>("set_peak"),
-    method<rekindle::take_samples>("take_samples"),
-    method<rekindle::space_samples>("space_samples"),
-    method<rekindle::set_budget>("set_budget"),
-    method<rekindle::keep_reserved>("keep_reserved"),
-    method<rekindle::backoff>("backoff"),
-    method<
-        rekindle::
-            set_flag<&Session::observers, &Observers::due, &rekindle::Notifications::tell_ranges>>(
-        "tell_ranges"
-    ),
-    method<rekindle::set_flag<&Session::room, &Room::stepping>>("stepping"),
-    method<
-        rekindle::
-            set_flag<&Session::observers, &Observers::due, &rekindle::Notifications::models_due>>(
-        "models_due"
-    ),
-    method<rekindle::new_parameters>("new_parameters"),
-    method<rekindle::tensors_within>("tensors_within"),
-    method<rekindle::register_tensors>("register_tensors"),
-    method<rekindle::begin_optimizer_step>("begin_optimizer_step"),
-    method<rekindle::save_before_optimizer_step>("save_before_optimizer_step"),
-    method<rekindle::evicted_bytes>("evicted_bytes"),
-    method<rekindle::add_module_tensor>("add_module_tensor"),
-    method<rekindle::has_new_peak>("has_new_peak"),
-    method<rekindle::note_states>("note_states"),
-    method<rekindle::peak_snapshot>("peak_snapshot"),
-    method<rekindle::snapshot>("snapshot"),
-    method<rekindle::expect_peak>("expect_peak"),
-    method<rekindle::program_tensors>("program_tensors"),
-    method<rekindle::kept>("kept"),
-    method<rekindle::last_unit>("last_unit"),
-    method<rekindle::reopen_trials>("reopen_trials"),
-    method<rekindle::audit>("audit"),
-    method<rekindle::recomputed_differently>("recomputed_differently"),
-    method<rekindle::keep>("keep"),
-    method<make_room>("make_room"),
-    method<put_method>("put_method"),
-    method<rekindle::about_to_resize>("about_to_resize"),
-    method<rekindle::resized>("resized"),
-    method<rekindle::mark_externally_writable>("mark_externally_writable"),
-    method<rekindle::about_to_write_unseen>("about_to_write_unseen"),
-    method<rekindle::version_raised>("version_raised"),
-    method<rekindle::bring_back>("bring_back"),
-    method<rekindle::pin_exposed_address>("pin_exposed_address"),
-    method<rekindle::evict_anything>("evict_anything"),
-    method<rekindle::placeholders>("placeholders"),
-    method<rekindle::record_without_grad>("record_without_grad"),
-    method<rekindle::begin_reading>("begin_reading"),
-    method<rekindle::end_reading>("end_reading"),
-    method<rekindle::profiler_starts>("profiler_starts"),
-    method<rekindle::profiler_stops>("profiler_stops"),
-    method<rekindle::profilers_are_over>("profilers_are_over"),
-    method<rekindle::release_recompute_sources>("release_recompute_sources"),
-    method<rekindle::add_plan>("add_plan"),
-    method<rekindle::retain_plans>("retain_plans"),
-    method<rekindle::begin_step>("begin_step"),
-    method<rekindle::end_step>("end_step"),
-    method<rekindle::op_ids_of_step>("op_ids_of_step"),
-    method<rekindle::recording_of_step>("recording_of_step"),
-    method<rekindle::begin_recording>("begin_recording"),
-    method<rekindle::recording>("recording"),
-    method<rekindle::end_recording>("end_recording"),
-    method<
-        rekindle::
-            set_flag<&Session::observers, &Observers::due, &rekindle::Notifications::notes_places>>(
-        "notes_places"
-    ),
-    method<rekindle::suspend_origin_tracking>("suspend_origin_tracking"),
-    method<rekindle::resume_origin_tracking>("resume_origin_tracking"),
-    method<never_recompute>("never_recompute"),
-    method<rekindle::swap>("swap"),
-    method<rekindle::swapped>("swapped"),
-    method<unpack>("unpack"),
-    method<check>("check"),
-    method<rekindle::signatures_seen>("signatures_seen"),
-    method<rekindle::remember_workspaces>("remember_workspaces"),
-    method<rekindle::take_new_workspaces>("take_new_workspaces"),
-    method<rekindle::repeated_calls>("repeated_calls"),
-    method<rekindle::set_flag<
-        &Session::events,
-        &Events::tests,
-        &rekindle::TestHooks::evict_before_every_op>>("evict_before_every_op"),
-    method<rekindle::evict_all>("evict_all"),
-    method<rekindle::bytes_of_positions>("bytes_of_positions"),
-    method<rekindle::longest_chain>("longest_chain"),
-    method<rekindle::count_only>("count_only"),
-    method<rekindle::counts_only>("counts_only"),
-    method<rekindle::list_recomputed_ops>("list_recomputed_ops"),
-    method<rekindle::recomputed_ops>("recomputed_ops"),
-    method<rekindle::has_lock>("has_lock"),
-    method<rekindle::openings>("openings"),
-    method<rekindle::in_flight>("in_flight"),
-    method<rekindle::disable_for_tests>("disable_for_tests"),
-    method<rekindle::in_place>("in_place"),
-    method<predict_in_place>("predict_in_place"),
-    method<rekindle::window>("window"),
-    method<rekindle::bytes_asked_for>("bytes_asked_for"),
-    method<rekindle::fitted>("fitted"),
-    method<rekindle::interrupt>("interrupt"),
-    method<rekindle::refuse>("refuse"),
-    method<rekindle::fix_costs>("fix_costs"),
-    method<rekindle::set_clock_speed>("set_clock_speed"),
-    method<rekindle::underestimated>("underestimated"),
-    method<rekindle::open_journal>("open_journal"),
-    method<rekindle::journal>("journal"),
-    method<rekindle::remembered>("remembered"),
-    method<rekindle::remember_at_most>("remember_at_most"),
-    method<rekindle::tally>("tally"),
-    method<rekindle::tallied>("tallied"),
-    method<rekindle::places_in>("places_in"),
-    method<rekindle::unwritten_bytes>("unwritten_bytes"),
-    method<rekindle::set_flag<&Session::uses_arena>>("uses_arena"),
-    method<arena>("arena"),
-    method<count_allocations>("count_allocations"),
-    method<drivers_alive>("drivers_alive"),
-    method<interrupts_kept>("interrupts_kept"),
-    method<about_to_fork>("about_to_fork"),
-    method<forked_here>("forked_here"),
-    method<forked>("forked"),
-    {nullptr, nullptr, 0, nullptr},
-};
 
 PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "_torch", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr
+    PyModuleDef_HEAD_INIT, "_torch", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr
 };
 
 }  // namespace
@@ -692,8 +444,24 @@ PyMODINIT_FUNC PyInit__torch() {
 #else
     constexpr int guided = 0;
 #endif
-    if (made != nullptr) {
-        PyModule_AddIntConstant(made, "guided", guided);
+    if (made == nullptr) {
+        return nullptr;
+    }
+    PyModule_AddIntConstant(made, "guided", guided);
+    for (PyMethodDef* table :
+         {module_methods(),
+          rekindle::held_methods(),
+          rekindle::optimizer_methods(),
+          rekindle::plan_methods(),
+          rekindle::profiler_methods(),
+          rekindle::snapshot_methods(),
+          rekindle::stats_methods(),
+          rekindle::step_methods(),
+          rekindle::storage_methods(),
+          rekindle::swap_methods(),
+          rekindle::transcript_methods(),
+          rekindle::test_methods()}) {
+        PyModule_AddFunctions(made, table);
     }
     return made;
 }

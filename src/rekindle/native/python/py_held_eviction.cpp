@@ -1,7 +1,6 @@
-#include "py_held_eviction.h"
-
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <array>
 #include <memory>
 
 #include "../memory/evict_held_last.h"
@@ -9,9 +8,11 @@
 #include "../memory/notify.h"
 #include "../torch/geometry.h"
 #include "../torch/parts.h"
-#include "conversions.h"
+#include "methods.h"
 
 namespace rekindle {
+
+namespace functions {
 
 namespace {
 
@@ -45,12 +46,9 @@ std::int64_t begin_held_read(
 
 }  // namespace
 
-// evict_anything(driver) -> None
-//
 // From now on, evict values that the user's variables hold like all others (`evict="anything"`).
 // Must be called before the budget is entered.
-PyObject* evict_anything(PyObject* arguments) {
-    Session& session = session_in(arguments);
+void evict_anything(Session& session) {
     TORCH_CHECK(
         can_make_placeholders(),
         "this torch cannot make an evicted storage raise an error when it is read"
@@ -60,44 +58,27 @@ PyObject* evict_anything(PyObject* arguments) {
         session.frees, session.room, session.sources, session.history, session.in_progress
     );
     session.events.only_counting.allowed = false;
-    return nothing();
 }
 
-// placeholders(driver) -> int
-//
 // Return the number of storages that are evicted although the program holds tensors in them.
-PyObject* placeholders(PyObject* arguments) {
-    Session& session = session_in(arguments);
+std::int64_t placeholders(Session& session) {
     translate_errors(session, [&] {
         const Locked lock;
         session.frees.process_pending();
     });
-    return PyLong_FromLong(session.registry.placeholders);
+    return session.registry.placeholders;
 }
 
-// record_without_grad(driver, change) -> None
-//
 // Enter (`change` = 1) or leave (-1) a scope in which values made with grad mode off get no recipe.
 // Values without a recipe are not evicted.
-PyObject* record_without_grad(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    int more = 0;
-    parse(arguments, "Oi", &capsule, &more);
+void record_without_grad(Session& session, std::int64_t more) {
     const Locked lock;
-    session_of(capsule).held.eviction->unrecorded += more;
-    return nothing();
+    session.held.eviction->unrecorded += static_cast<int>(more);
 }
 
-// begin_reading(driver, tensors, saved) -> int
-//
 // Restore the contents of `tensors`, and do not evict these tensors until `end_reading`. If
 // `saved`, do not evict values that autograd saved either. Return a number for `end_reading`.
-PyObject* begin_reading(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    PyObject* tensors = nullptr;
-    int saved = 0;
-    parse(arguments, "OOp", &capsule, &tensors, &saved);
-    Session& session = session_of(capsule);
+std::int64_t begin_reading(Session& session, PyObject* tensors, bool saved) {
     StorageList storages;
     const Object each(PySequence_Fast(tensors, "tensors: a list"));
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(each.get()); ++i) {
@@ -105,21 +86,15 @@ PyObject* begin_reading(PyObject* arguments) {
         static_cast<void>(tensor_of(tensor));
         add_storages(THPVariable_Unpack(tensor), storages);
     }
-    return PyLong_FromLongLong(translate_errors(session, [&] {
+    return translate_errors(session, [&] {
         Locked lock;
         return session.held.eviction ? session.held.eviction->begin_reading(storages, lock)
-                                     : begin_held_read(session, storages, saved != 0, lock);
-    }));
+                                     : begin_held_read(session, storages, saved, lock);
+    });
 }
 
-// end_reading(driver, number) -> None
-//
 // End the read that `begin_reading` began.
-PyObject* end_reading(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    long long number = 0;
-    parse(arguments, "OL", &capsule, &number);
-    Session& session = session_of(capsule);
+void end_reading(Session& session, std::int64_t number) {
     translate_errors(session, [&] {
         const Locked lock;
         if (session.held.eviction) {
@@ -128,7 +103,20 @@ PyObject* end_reading(PyObject* arguments) {
             session.held.end_reading(number);
         }
     });
-    return nothing();
+}
+
+}  // namespace functions
+
+PyMethodDef* held_methods() {
+    static std::array all{
+        method<functions::evict_anything>("evict_anything"),
+        method<functions::placeholders>("placeholders"),
+        method<functions::record_without_grad>("record_without_grad"),
+        method<functions::begin_reading>("begin_reading"),
+        method<functions::end_reading>("end_reading"),
+        PyMethodDef{},
+    };
+    return all.data();
 }
 
 }  // namespace rekindle

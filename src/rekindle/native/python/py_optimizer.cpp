@@ -1,7 +1,6 @@
-#include "py_optimizer.h"
-
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <array>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -10,9 +9,11 @@
 #include "../memory/evict_held_last.h"
 #include "../torch/geometry.h"
 #include "../torch/pyobjects.h"
-#include "conversions.h"
+#include "methods.h"
 
 namespace rekindle {
+
+namespace functions {
 
 namespace {
 
@@ -269,48 +270,29 @@ void save_what_needs(Session& session, const TensorList& written) {
 
 }  // namespace
 
-// tensors_within(value) -> list[Tensor]
-//
 // Return the tensors in `value`, which may be a nested container, in order.
-PyObject* tensors_within(PyObject* arguments) {
-    PyObject* value = nullptr;
-    parse(arguments, "O", &value);
+PyObject* tensors_within(PyObject* value) {
     Object list(PyList_New(0));
     const auto add = [&](PyObject* tensor) { must(PyList_Append(list.get(), tensor) == 0); };
     each_within(value, add);
     return list.give();
 }
 
-// register_tensors(driver, value) -> None
-//
 // From now on, count the memory of the tensors in `value`, which may be a nested container.
-PyObject* register_tensors(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    PyObject* value = nullptr;
-    parse(arguments, "OO", &capsule, &value);
-    Session& session = session_of(capsule);
+void register_tensors(Session& session, PyObject* value) {
     TensorList found;
     const auto add = [&](PyObject* tensor) { found.add(tensor); };
     each_within(value, add);
     settled(session, [&](Locked& lock) {
         retry_evicting_held(session, lock, [&] { session.sources.register_tensors(found.all()); });
     });
-    return nothing();
 }
 
-// begin_optimizer_step(driver, groups, state, saves) -> (bool, bytes)
-//
 // Count the memory of the tensors that an optimizer step reads, and make these tensors sources
 // (values without a recipe), which stay in memory. If `saves` and all parameters are plain, also do
 // what `save_before_optimizer_step` does. Return True if all parameters are plain, and a key that
 // is equal for steps that need the same memory.
-PyObject* begin_optimizer_step(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    PyObject* groups = nullptr;
-    PyObject* state = nullptr;
-    int saves = 0;
-    parse(arguments, "OOOp", &capsule, &groups, &state, &saves);
-    Session& session = session_of(capsule);
+PyObject* begin_optimizer_step(Session& session, PyObject* groups, PyObject* state, bool saves) {
     Optimized found;
     collect(groups, state, found);
     rejoin();
@@ -324,7 +306,7 @@ PyObject* begin_optimizer_step(PyObject* arguments) {
         found.read.each_with_memory([&](const c10::TensorImpl& each) {
             session.sources.pin_as_constant(each);
         });
-        if (saves != 0 && found.is_plain) {
+        if (saves && found.is_plain) {
             save_what_needs(session, found.written);
         }
     });
@@ -336,20 +318,25 @@ PyObject* begin_optimizer_step(PyObject* arguments) {
     );
 }
 
-// save_before_optimizer_step(driver, groups, state) -> None
-//
 // Recompute and pin the values whose recomputation needs the current contents of the tensors that
 // the optimizer step writes (R4, sources).
-PyObject* save_before_optimizer_step(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    PyObject* groups = nullptr;
-    PyObject* state = nullptr;
-    parse(arguments, "OOO", &capsule, &groups, &state);
-    Session& session = session_of(capsule);
+void save_before_optimizer_step(Session& session, PyObject* groups, PyObject* state) {
     Optimized found;
     collect(groups, state, found);
     settled(session, [&](Locked& /*lock*/) { save_what_needs(session, found.written); });
-    return nothing();
+}
+
+}  // namespace functions
+
+PyMethodDef* optimizer_methods() {
+    static std::array all{
+        method<functions::tensors_within>("tensors_within"),
+        method<functions::register_tensors>("register_tensors"),
+        method<functions::begin_optimizer_step>("begin_optimizer_step"),
+        method<functions::save_before_optimizer_step>("save_before_optimizer_step"),
+        PyMethodDef{},
+    };
+    return all.data();
 }
 
 }  // namespace rekindle

@@ -1,5 +1,4 @@
-#include "py_plans.h"
-
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -9,16 +8,16 @@
 #include "../base/mutex.h"
 #include "../memory/notify.h"
 #include "../steps/learner.h"
-#include "conversions.h"
-#include "py_transcripts.h"
+#include "methods.h"
 
 namespace rekindle {
+
+namespace functions {
 
 namespace {
 
 // Return the learner of a session. Raise if the session follows no learned plans.
-Learner& learner_of(PyObject* capsule) {
-    const Session& session = session_of(capsule);
+Learner& learner_in(const Session& session) {
     Learner* learner = learner_of(session);
     TORCH_CHECK(learner != nullptr, "this session was made to learn nothing");
     return *learner;
@@ -40,38 +39,23 @@ const char* said(StepOutcome::Reason reason) noexcept {
 
 }  // namespace
 
-// add_plan(driver, key, op_ids, starts, numbers,
-//     (stops, moves, restores, restored, kept, copies)) -> bool
-//
 // Add a learned plan; see `StepPlan` in steps/learner.h and `Route` in engine/follower.h. All
 // arguments after `key` are lists of integers. Return False if they are inconsistent.
-PyObject* add_plan(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    PyObject* op_ids = nullptr;
-    PyObject* starts = nullptr;
-    PyObject* numbers = nullptr;
+bool add_plan(
+    Session& session,
+    std::int64_t key,
+    PyObject* op_ids,
+    PyObject* starts,
+    PyObject* numbers,
+    PyObject* route
+) {
     PyObject* stops = nullptr;
     PyObject* moves = nullptr;
     PyObject* restores = nullptr;
     PyObject* restored = nullptr;
     PyObject* kept = nullptr;
     PyObject* copies = nullptr;
-    long long key = 0;
-    parse(
-        arguments,
-        "OLOOO(OOOOOO)",
-        &capsule,
-        &key,
-        &op_ids,
-        &starts,
-        &numbers,
-        &stops,
-        &moves,
-        &restores,
-        &restored,
-        &kept,
-        &copies
-    );
+    parse(route, "OOOOOO", &stops, &moves, &restores, &restored, &kept, &copies);
     auto plan = c10::make_intrusive<StepPlan>();
     plan->key = key;
     plan->op_ids = numbers_in(op_ids);
@@ -87,53 +71,36 @@ PyObject* add_plan(PyObject* arguments) {
     };
     const bool sound = plan->sound();
     if (sound) {
-        Learner& learner = learner_of(capsule);
+        Learner& learner = learner_in(session);
         const Locked lock;
         learner.add_plan(std::move(plan));
     }
-    return PyBool_FromLong(sound ? 1 : 0);
+    return sound;
 }
 
-// retain_plans(driver, keys) -> None
-//
 // Keep only the plans with these keys. The keys are sorted by last use, the latest first.
-PyObject* retain_plans(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    PyObject* keys = nullptr;
-    parse(arguments, "OO", &capsule, &keys);
+void retain_plans(Session& session, PyObject* keys) {
     const std::vector<std::int64_t> known = numbers_in(keys);
-    Learner& learner = learner_of(capsule);
+    Learner& learner = learner_in(session);
     const Locked lock;
     learner.retain_plans(known);
-    return nothing();
 }
 
-// begin_step(driver, record) -> None
-//
 // Let a step begin at the next operator of an autograd graph. If `record` is True, record this
 // step.
-PyObject* begin_step(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    int record = 0;
-    parse(arguments, "Op", &capsule, &record);
-    Learner& learner = learner_of(capsule);
+void begin_step(Session& session, bool record) {
+    Learner& learner = learner_in(session);
     const Locked lock;
-    learner.begin(record != 0);
-    return nothing();
+    learner.begin(record);
 }
 
-// end_step(driver) -> (key, complete, taken, length, reason, number, name)
-//
 // End the running step. `key`: key of the plan that the step followed to the end, or -1.
 // `complete`: all graph operators of this plan ran. `taken`: the step followed a plan at least in
 // part. `length`: number of operators of the step. `reason`: why the step stopped following its
 // plan ("", "went on", "another" or "failed"), at the operator with index `number` and name `name`.
 // See `StepOutcome` in steps/learner.h.
-PyObject* end_step(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    parse(arguments, "O", &capsule);
-    Session& session = session_of(capsule);
-    Learner& learner = learner_of(capsule);
+PyObject* end_step(Session& session) {
+    Learner& learner = learner_in(session);
     const StepOutcome ended = translate_errors(session, [&] {
         const Locked lock;
         session.frees.process_pending();
@@ -151,13 +118,9 @@ PyObject* end_step(PyObject* arguments) {
     );
 }
 
-// op_ids_of_step(driver) -> bytes
-//
 // Return the numbers (`op_id_of`) of the operators of the last step, as an array of 64-bit words.
-PyObject* op_ids_of_step(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    parse(arguments, "O", &capsule);
-    const Learner& learner = learner_of(capsule);
+PyObject* op_ids_of_step(Session& session) {
+    const Learner& learner = learner_in(session);
     std::vector<std::int64_t> op_ids;
     {
         const Locked lock;
@@ -166,19 +129,30 @@ PyObject* op_ids_of_step(PyObject* arguments) {
     return bytes_of(std::span<const std::int64_t>(op_ids));
 }
 
-// recording_of_step(driver) -> tuple | None
-//
 // Return the recording of the last step as `recording` does, or None if the step was not recorded.
-PyObject* recording_of_step(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    parse(arguments, "O", &capsule);
-    const Learner& learner = learner_of(capsule);
+PyObject* recording_of_step(Session& session) {
+    const Learner& learner = learner_in(session);
     std::optional<Transcript> copy;
     {
         const Locked lock;
         copy = learner.transcript();
     }
     return copy ? words_of(*copy) : nothing();
+}
+
+}  // namespace functions
+
+PyMethodDef* plan_methods() {
+    static std::array all{
+        method<functions::add_plan>("add_plan"),
+        method<functions::retain_plans>("retain_plans"),
+        method<functions::begin_step>("begin_step"),
+        method<functions::end_step>("end_step"),
+        method<functions::op_ids_of_step>("op_ids_of_step"),
+        method<functions::recording_of_step>("recording_of_step"),
+        PyMethodDef{},
+    };
+    return all.data();
 }
 
 }  // namespace rekindle

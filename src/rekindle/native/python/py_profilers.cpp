@@ -1,8 +1,19 @@
-// Callbacks around PyTorch's profiler; see the note in py_profilers.h.
-#include "py_profilers.h"
-
+// Makes evicted tensors readable for PyTorch's profiler.
+//
+// NOTE [Profilers read addresses]
+//
+// Scenario: with `record_shapes=True` the profiler reads the address of each operand before the
+// operator begins, so before an evicted operand is recomputed. The storage of an evicted tensor
+// raises an error when its address is read. With such an error, the profiler would have an
+// incomplete event. The end of the event would fail, or the profiler would assign shapes to wrong
+// operators.
+//
+// So while the profiler's callback runs, the storage of an evicted tensor raises no error, and
+// returns a null address. Nothing is recomputed for a profiler, so profiling does not change which
+// values a program recomputes.
 #include <ATen/record_function.h>
 
+#include <array>
 #include <memory>
 #include <vector>
 
@@ -11,9 +22,11 @@
 #include "../torch/geometry.h"
 #include "../torch/placeholder.h"
 #include "../torch/storage_ptr.h"
-#include "conversions.h"
+#include "methods.h"
 
 namespace rekindle {
+
+namespace functions {
 
 namespace {
 
@@ -87,23 +100,18 @@ void remove_last() {
 
 }  // namespace
 
-// profiler_starts() -> None
-//
 // Record that a profiler starts in this thread.
-PyObject* profiler_starts(PyObject* /*arguments*/) {
+void profiler_starts() {
     if (last_callback == at::INVALID_CALLBACK_HANDLE) {
         if (profilers++ == 0) {
             at::reenableCallback(first());
         }
         last_callback = at::addThreadLocalCallback(at::RecordFunctionCallback(&refuse_first));
     }
-    return nothing();
 }
 
-// profiler_stops() -> None
-//
 // Record that the profiler of this thread stops.
-PyObject* profiler_stops(PyObject* /*arguments*/) {
+void profiler_stops() {
     if (last_callback != at::INVALID_CALLBACK_HANDLE) {
         remove_last();
         if (profilers > 0) {
@@ -113,19 +121,27 @@ PyObject* profiler_stops(PyObject* /*arguments*/) {
             }
         }
     }
-    return nothing();
 }
 
-// profilers_are_over() -> None
-//
 // Remove the callbacks at the end of a budget, because after that no tensor is evicted.
-PyObject* profilers_are_over(PyObject* /*arguments*/) {
+void profilers_are_over() {
     remove_last();
     if (profilers > 0) {
         profilers = 0;
         at::disableCallback(first());
     }
-    return nothing();
+}
+
+}  // namespace functions
+
+PyMethodDef* profiler_methods() {
+    static std::array all{
+        method<functions::profiler_starts>("profiler_starts"),
+        method<functions::profiler_stops>("profiler_stops"),
+        method<functions::profilers_are_over>("profilers_are_over"),
+        PyMethodDef{},
+    };
+    return all.data();
 }
 
 }  // namespace rekindle

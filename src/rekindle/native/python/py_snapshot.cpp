@@ -1,6 +1,5 @@
 // Python module functions for snapshots of memory, and the conversion of snapshots to tuples.
-#include "py_snapshot.h"
-
+#include <array>
 #include <utility>
 #include <vector>
 
@@ -9,9 +8,11 @@
 #include "../memory/session.h"
 #include "../memory/take_snapshot.h"
 #include "../torch/pyobjects.h"
-#include "conversions.h"
+#include "methods.h"
 
 namespace rekindle {
+
+namespace functions {
 
 namespace {
 
@@ -119,52 +120,31 @@ PyObject* tuple_of(const Snapshot& snapshot) {
 
 }  // namespace
 
-// add_module_tensor(driver, tensor, parameter) -> None
-//
 // Record that a module was given `tensor` as a parameter or as a buffer.
-PyObject* add_module_tensor(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    PyObject* tensor = nullptr;
-    int parameter = 0;
-    parse(arguments, "OOp", &capsule, &tensor, &parameter);
-    Session& session = session_of(capsule);
+void add_module_tensor(Session& session, const c10::TensorImpl& tensor, bool parameter) {
     const Locked lock;
-    session.observers.add_module_tensor(tensor_of(tensor), parameter != 0);
-    return nothing();
+    session.observers.add_module_tensor(tensor, parameter);
 }
 
-// has_new_peak(driver) -> bool
-//
 // Return True if the snapshot taken at the peak of memory lacks optimizer state, which
 // `note_states` adds.
-PyObject* has_new_peak(PyObject* arguments) {
-    const Session& session = session_in(arguments);
+bool has_new_peak(const Session& session) {
     const Locked lock;
     const Snapshot& peak = session.observers.peak_watch.snapshot;
-    return PyBool_FromLong(peak.memory != 0 && !peak.has_states ? 1 : 0);
+    return peak.memory != 0 && !peak.has_states;
 }
 
-// note_states(driver, optimizers) -> None
-//
 // Record in the snapshot taken at the peak of memory which allocations are state of these
 // optimizers.
-PyObject* note_states(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    PyObject* optimizers = nullptr;
-    parse(arguments, "OO", &capsule, &optimizers);
-    Session& session = session_of(capsule);
+void note_states(Session& session, PyObject* optimizers) {
     const std::vector<State> states = states_of(optimizers);
     const Locked lock;
     add_to(session.observers.peak_watch.snapshot, session, states);
-    return nothing();
 }
 
-// peak_snapshot(driver) -> tuple
-//
 // Return the snapshot taken at the peak of memory: (memory, clock, resident, cached, line, holders,
 // owned). See `Snapshot` in memory/observers/snapshot.h.
-PyObject* peak_snapshot(PyObject* arguments) {
-    const Session& session = session_in(arguments);
+PyObject* peak_snapshot(const Session& session) {
     Snapshot copy;
     {
         const Locked lock;
@@ -173,30 +153,20 @@ PyObject* peak_snapshot(PyObject* arguments) {
     return tuple_of(copy);
 }
 
-// expect_peak(driver, nbytes) -> None
-//
 // Take a snapshot now, and a snapshot at each new peak of memory of `nbytes` or more.
-PyObject* expect_peak(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    long long nbytes = 0;
-    parse(arguments, "OL", &capsule, &nbytes);
-    Session& session = session_of(capsule);
+void expect_peak(Session& session, std::int64_t nbytes) {
     ProgramLine line = program_line();
     const Locked lock;
-    expect_peak(session, nbytes, std::move(line));
-    return nothing();
+    rekindle::expect_peak(session, nbytes, std::move(line));
 }
 
-// program_tensors(driver) -> list[Tensor]
-//
 // Return the program's tensors whose values are resident, without tensors of which only the bytes
 // are counted.
-PyObject* program_tensors(PyObject* arguments) {
-    Session& session = session_in(arguments);
+PyObject* program_tensors(Session& session) {
     std::vector<at::Tensor> found;
     {
         const Locked lock;
-        found = program_tensors(session);
+        found = rekindle::program_tensors(session);
     }
     std::erase_if(found, [](const at::Tensor& each) {
         // Leave out tensors without a Python object, because Python code cannot refer to them.
@@ -210,14 +180,8 @@ PyObject* program_tensors(PyObject* arguments) {
     return list.give();
 }
 
-// snapshot(driver, optimizers) -> tuple
-//
 // Take a snapshot now, and return it as `peak_snapshot` does.
-PyObject* snapshot(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    PyObject* optimizers = nullptr;
-    parse(arguments, "OO", &capsule, &optimizers);
-    Session& session = session_of(capsule);
+PyObject* snapshot(Session& session, PyObject* optimizers) {
     const std::vector<State> states = states_of(optimizers);
     ProgramLine line = program_line();
     Snapshot made;
@@ -227,6 +191,22 @@ PyObject* snapshot(PyObject* arguments) {
         add_to(made, session, states);
     }
     return tuple_of(made);
+}
+
+}  // namespace functions
+
+PyMethodDef* snapshot_methods() {
+    static std::array all{
+        method<functions::add_module_tensor>("add_module_tensor"),
+        method<functions::has_new_peak>("has_new_peak"),
+        method<functions::note_states>("note_states"),
+        method<functions::peak_snapshot>("peak_snapshot"),
+        method<functions::snapshot>("snapshot"),
+        method<functions::expect_peak>("expect_peak"),
+        method<functions::program_tensors>("program_tensors"),
+        PyMethodDef{},
+    };
+    return all.data();
 }
 
 }  // namespace rekindle

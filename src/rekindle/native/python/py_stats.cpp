@@ -1,5 +1,3 @@
-#include "py_stats.h"
-
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -13,12 +11,12 @@
 #include "../memory/session.h"
 #include "../memory/take_snapshot.h"
 #include "../ops/workspaces.h"
-#include "conversions.h"
+#include "methods.h"
 
 namespace rekindle {
 
-// numbers(driver) -> tuple[int, ...]
-//
+namespace functions {
+
 // Return thirteen numbers, in this order:
 //
 //  1. memory: bytes that count against the budget now
@@ -34,8 +32,7 @@ namespace rekindle {
 // 11. number of records and recipes
 // 12. bytes of the runtime's own bookkeeping
 // 13. how often other code had cleared the dispatch key of a thread
-PyObject* numbers(PyObject* arguments) {
-    Session& session = session_in(arguments);
+std::array<std::int64_t, 13> numbers(Session& session) {
     std::array<std::int64_t, 13> found{};
     {
         const Locked lock;
@@ -59,7 +56,7 @@ PyObject* numbers(PyObject* arguments) {
             session.rejoined.load(),
         };
     }
-    return tuple_of(found);
+    return found;
 }
 
 namespace {
@@ -89,12 +86,9 @@ std::vector<SignatureFigures> measured_signatures() {
 
 }  // namespace
 
-// signatures_seen() -> list of (operator, sizes, cost, workspace)
-//
 // Return the operator signatures with a measured cost or workspace. `sizes`: sizes of the tensor
 // arguments.
-PyObject* signatures_seen(PyObject* arguments) {
-    parse(arguments, "");
+PyObject* signatures_seen() {
     std::vector<SignatureFigures> found;
     {
         const Locked lock;
@@ -104,7 +98,9 @@ PyObject* signatures_seen(PyObject* arguments) {
     for (const SignatureFigures& each : found) {
         const Object sizes(PyTuple_New(static_cast<Py_ssize_t>(each.sizes.size())));
         for (std::size_t i = 0; i < each.sizes.size(); ++i) {
-            PyTuple_SET_ITEM(sizes.get(), static_cast<Py_ssize_t>(i), tuple_of(each.sizes[i]));
+            PyTuple_SET_ITEM(
+                sizes.get(), static_cast<Py_ssize_t>(i), rekindle::tuple_of(each.sizes[i])
+            );
         }
         const Object row(Py_BuildValue(
             "sOLL",
@@ -118,14 +114,9 @@ PyObject* signatures_seen(PyObject* arguments) {
     return list.give();
 }
 
-// remember_workspaces(numbers, workspaces) -> None
-//
 // Replace the workspaces that earlier processes measured. `numbers`: the numbers of the operator
 // signatures, which are the same in every process.
-PyObject* remember_workspaces(PyObject* arguments) {
-    PyObject* numbers = nullptr;
-    PyObject* workspaces = nullptr;
-    parse(arguments, "OO", &numbers, &workspaces);
+void remember_workspaces(PyObject* numbers, PyObject* workspaces) {
     const std::vector<std::int64_t> which = numbers_in(numbers);
     const std::vector<std::int64_t> measured = numbers_in(workspaces);
     NumberedWorkspaces all;
@@ -133,56 +124,40 @@ PyObject* remember_workspaces(PyObject* arguments) {
         all.emplace_back(which[i], measured[i]);
     }
     const Locked lock;
-    remember_workspaces(all);
-    return nothing();
+    rekindle::remember_workspaces(all);
 }
 
-// take_new_workspaces() -> list of (number, workspace)
-//
 // Return the workspaces that this process measured since the last call of this function.
-PyObject* take_new_workspaces(PyObject* arguments) {
-    parse(arguments, "");
+PyObject* take_new_workspaces() {
     NumberedWorkspaces found;
     {
         const Locked lock;
-        found = take_new_workspaces();
+        found = rekindle::take_new_workspaces();
     }
     Object list(PyList_New(0));
     for (const auto& [number, workspace] : found) {
-        const Object row(tuple_of(std::array<std::int64_t, 2>{number, workspace}));
+        const Object row(rekindle::tuple_of(std::array<std::int64_t, 2>{number, workspace}));
         must(PyList_Append(list.get(), row.get()) == 0);
     }
     return list.give();
 }
 
-// repeated_calls(driver) -> int
-//
 // Return how often an operator was called again because the budget refused memory to its first
 // call.
-PyObject* repeated_calls(PyObject* arguments) {
-    const Session& session = session_in(arguments);
+std::int64_t repeated_calls(const Session& session) {
     const Locked lock;
-    return PyLong_FromLongLong(session.observers.repeated_calls);
+    return session.observers.repeated_calls;
 }
 
-// has_room(driver, nbytes) -> bool
-//
 // Return True if `nbytes` more would fit into the budget after evicting all values that may be
 // evicted.
-PyObject* has_room(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    long long bytes = 0;
-    parse(arguments, "OL", &capsule, &bytes);
+bool has_room(Session& session, std::int64_t bytes) {
     const Locked lock;
-    const Session& session = session_of(capsule);
-    return PyBool_FromLong(session.engine.has_room(bytes + session.room.kept_back(bytes)) ? 1 : 0);
+    return session.engine.has_room(bytes + session.room.kept_back(bytes));
 }
 
-// devices_used(driver) -> list[str]
-//
 // Return the names of the devices whose memory the program has used so far.
-PyObject* devices_used(PyObject* arguments) {
-    const Session& session = session_in(arguments);
+PyObject* devices_used(const Session& session) {
     std::vector<c10::Device> found;
     {
         const Locked lock;
@@ -196,33 +171,21 @@ PyObject* devices_used(PyObject* arguments) {
     return list.give();
 }
 
-// set_peak(driver, nbytes) -> None
-//
 // Set the peak of memory that reports show to `nbytes`.
-PyObject* set_peak(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    long long peak = 0;
-    parse(arguments, "OL", &capsule, &peak);
+void set_peak(Session& session, std::int64_t peak) {
     const Locked lock;
-    session_of(capsule).engine.peak = peak;
-    return nothing();
+    session.engine.peak = peak;
 }
 
-// evicted_bytes(driver) -> int
-//
 // Return the bytes of evicted values that the program or autograd still refers to.
-PyObject* evicted_bytes(PyObject* arguments) {
-    const Session& session = session_in(arguments);
+std::int64_t evicted_bytes(const Session& session) {
     const Locked lock;
-    return PyLong_FromLongLong(evicted_bytes(session));
+    return rekindle::evicted_bytes(session);
 }
 
-// kept(driver) -> [(operator, why, calls, bytes)]
-//
 // Return the operators whose results are never evicted, because a trial (a second run) showed that
 // recomputing them is not safe. `why`: what the trial showed.
-PyObject* kept(PyObject* arguments) {
-    const Session& session = session_in(arguments);
+PyObject* kept(const Session& session) {
     std::vector<KeptCalls> found;
     {
         const Locked lock;
@@ -242,41 +205,29 @@ PyObject* kept(PyObject* arguments) {
     return list.give();
 }
 
-// reopen_trials() -> None
-//
 // Let operators be tried again whose results are kept because of a trial.
-PyObject* reopen_trials(PyObject* /*arguments*/) {
+void reopen_trials() {
     const Locked lock;
     retry_kept_signatures();
-    return nothing();
 }
 
-// last_unit() -> (trusted, why)
-//
 // Return the outcome of trial recomputations of the last autograd.Function whose forward this
 // thread ran as one operator (a unit). `trusted`: its results may be recomputed. `why`: the reason
 // why its results are never evicted, else "".
-PyObject* last_unit(PyObject* /*arguments*/) {
-    const Probation& known = last_unit();
+PyObject* last_unit() {
+    const Probation& known = rekindle::last_unit();
     const Object trusted(PyBool_FromLong(known.is_trusted() ? 1 : 0));
     return Py_BuildValue("Os", trusted.get(), known.why().c_str());
 }
 
-// audit(driver) -> None
-//
 // Start to compare recomputed values with the values that the operators first computed.
-PyObject* audit(PyObject* arguments) {
-    Session& session = session_in(arguments);
+void audit(Session& session) {
     const Locked lock;
     session.observers.audit = std::make_unique<Audit>();
-    return nothing();
 }
 
-// recomputed_differently(driver) -> list of (operator, id)
-//
 // Return the operator calls whose recomputed results differed from their first results.
-PyObject* recomputed_differently(PyObject* arguments) {
-    const Session& session = session_in(arguments);
+PyObject* recomputed_differently(const Session& session) {
     std::vector<Audit::Difference> found;
     {
         const Locked lock;
@@ -291,6 +242,29 @@ PyObject* recomputed_differently(PyObject* arguments) {
         must(PyList_Append(list.get(), entry.get()) == 0);
     }
     return list.give();
+}
+
+}  // namespace functions
+
+PyMethodDef* stats_methods() {
+    static std::array all{
+        method<functions::numbers>("numbers"),
+        method<functions::has_room>("has_room"),
+        method<functions::devices_used>("devices_used"),
+        method<functions::set_peak>("set_peak"),
+        method<functions::evicted_bytes>("evicted_bytes"),
+        method<functions::kept>("kept"),
+        method<functions::last_unit>("last_unit"),
+        method<functions::reopen_trials>("reopen_trials"),
+        method<functions::audit>("audit"),
+        method<functions::recomputed_differently>("recomputed_differently"),
+        method<functions::signatures_seen>("signatures_seen"),
+        method<functions::remember_workspaces>("remember_workspaces"),
+        method<functions::take_new_workspaces>("take_new_workspaces"),
+        method<functions::repeated_calls>("repeated_calls"),
+        PyMethodDef{},
+    };
+    return all.data();
 }
 
 }  // namespace rekindle

@@ -1,5 +1,4 @@
-#include "py_transcripts.h"
-
+#include <array>
 #include <cstdint>
 #include <span>
 #include <utility>
@@ -9,40 +8,9 @@
 #include "../memory/notify.h"
 #include "../memory/observers/transcript.h"
 #include "../memory/recording.h"
-#include "conversions.h"
+#include "methods.h"
 
 namespace rekindle {
-
-namespace {
-
-// Process freed storages now, because a trace contains the time at which the program freed each
-// value.
-void process_frees(Session& session) {
-    translate_errors(session, [&] {
-        const Locked lock;
-        session.frees.process_pending();
-        session.frees.poll();
-    });
-}
-
-// Parse the arguments of a Python function that reads a recording: the session, and the number of
-// the recording. First process the storages freed so far, so that the recording contains them.
-std::pair<Session&, std::int64_t> recording_in(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    long long number = 0;
-    parse(arguments, "OL", &capsule, &number);
-    Session& session = session_of(capsule);
-    process_frees(session);
-    return {session, number};
-}
-
-// Throw an error unless a recording is `complete`. A recording is incomplete if memory for its
-// events ran out.
-void check_written(bool complete) {
-    TORCH_CHECK(complete, "there was no memory to record the events of the program");
-}
-
-}  // namespace
 
 PyObject* words_of(const Transcript& transcript) {
     std::vector<std::int64_t> workspaces;
@@ -69,28 +37,42 @@ PyObject* words_of(const Transcript& transcript) {
     );
 }
 
-// begin_recording(driver, whole) -> int
-//
+namespace functions {
+
+namespace {
+
+// Process freed storages now, because a trace contains the time at which the program freed each
+// value.
+void process_frees(Session& session) {
+    translate_errors(session, [&] {
+        const Locked lock;
+        session.frees.process_pending();
+        session.frees.poll();
+    });
+}
+
+// Throw an error unless a recording is `complete`. A recording is incomplete if memory for its
+// events ran out.
+void check_written(bool complete) {
+    TORCH_CHECK(complete, "there was no memory to record the events of the program");
+}
+
+}  // namespace
+
 // Start to record events, and return the number of the recording. `whole`: the recording covers the
 // whole `rekindle.budget` block.
-PyObject* begin_recording(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    int whole = 0;
-    parse(arguments, "Op", &capsule, &whole);
-    Session& session = session_of(capsule);
-    return PyLong_FromLongLong(translate_errors(session, [&] {
+std::int64_t begin_recording(Session& session, bool whole) {
+    return translate_errors(session, [&] {
         const Locked lock;
         session.frees.process_pending();
         const auto& begun = session.observers.transcripts;
         const std::int64_t number = begun.empty() ? 0 : begun.rbegin()->first + 1;
         start_recording(session, session.observers.transcripts[number]);
-        session.observers.recorded = session.observers.recorded || whole != 0;
+        session.observers.recorded = session.observers.recorded || whole;
         return number;
-    }));
+    });
 }
 
-// recording(driver, number) -> tuple
-//
 // Return a recording: (present, counted, entries, places, workspaces, backward, over, names).
 // `present` and `counted` are the storages at its start, with a record and without. `entries` are
 // the events since its start. `places` has the number of entries before each operator of a step.
@@ -98,8 +80,8 @@ PyObject* begin_recording(PyObject* arguments) {
 // backward pass, `over` has the storage that the result could be written over or -1, and `names`
 // has operators. All but `names` are arrays of 64-bit words, as bytes; see
 // memory/observers/transcript.h.
-PyObject* recording(PyObject* arguments) {
-    const auto [session, number] = recording_in(arguments);
+PyObject* recording(Session& session, std::int64_t number) {
+    process_frees(session);
     Transcript copy;
     bool complete = false;
     {
@@ -111,11 +93,9 @@ PyObject* recording(PyObject* arguments) {
     return words_of(copy);
 }
 
-// end_recording(driver, number) -> tuple
-//
 // End a recording, and return it as `recording` does.
-PyObject* end_recording(PyObject* arguments) {
-    const auto [session, number] = recording_in(arguments);
+PyObject* end_recording(Session& session, std::int64_t number) {
+    process_frees(session);
     Transcript transcript;
     bool complete = false;
     {
@@ -127,6 +107,18 @@ PyObject* end_recording(PyObject* arguments) {
     }
     check_written(complete);
     return words_of(transcript);
+}
+
+}  // namespace functions
+
+PyMethodDef* transcript_methods() {
+    static std::array all{
+        method<functions::begin_recording>("begin_recording"),
+        method<functions::recording>("recording"),
+        method<functions::end_recording>("end_recording"),
+        PyMethodDef{},
+    };
+    return all.data();
 }
 
 }  // namespace rekindle

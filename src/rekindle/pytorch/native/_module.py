@@ -2,7 +2,7 @@
 
 Each function has the name of the C++ function that implements it (`native/python`), which documents
 it in full. Memory is in bytes and time in nanoseconds. Functions that only tests call are declared
-in `native/python/for_tests.h`, and are not listed here.
+in `native/python/for_tests.cpp`, and are not listed here.
 """
 
 from __future__ import annotations
