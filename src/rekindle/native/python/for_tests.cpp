@@ -27,6 +27,8 @@ namespace rekindle {
 
 namespace functions {
 
+namespace {
+
 // Evict all values that may be evicted.
 void evict_all(Session& session) {
     translate_errors(session, [&] {
@@ -241,7 +243,7 @@ std::size_t remembered(const Session& session) {
 }
 
 // Set the most operators of a step that may still follow a learned plan.
-void remember_at_most(Session& session, std::int64_t operators) {
+void remember_at_most(const Session& session, std::int64_t operators) {
     const Locked lock;
     learner_of(session)->longest = static_cast<std::size_t>(operators);
 }
@@ -307,6 +309,8 @@ PyObject* tallied() {
         "LL", static_cast<long long>(given.now), static_cast<long long>(given.most)
     );
 }
+
+}  // namespace
 
 }  // namespace functions
 

@@ -73,6 +73,7 @@ PyObject* call(R (*function)(A...), Given given, std::index_sequence<i...> /*arg
         Object::throw_error();
     }
     // The braces convert the arguments in order.
+    // NOLINTNEXTLINE(misc-const-correctness): not const where an argument is a reference
     std::tuple<A...> arguments{from_python<A>(given[i])...};
     if constexpr (std::is_void_v<R>) {
         std::apply(function, arguments);

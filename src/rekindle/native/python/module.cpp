@@ -104,6 +104,7 @@ void learn_all_in_place(PyObject* list) {
 // PyTorch's own operators, which are recomputed untried.
 // `products` and `may_use_workspace`: parts of names of operators that sum products, and of
 // operators that may use a workspace on a CPU. `in_place`: see `learn_all_in_place`.
+// NOLINTNEXTLINE(readability-function-size): all arguments of one call from Python
 void start(
     PyObject* answers,
     PyObject* tensor,
@@ -177,6 +178,7 @@ void predict_in_place(Session& session) {
 // `evicts_held_last`: evict values that the user's variables hold as a last resort. `score`: the
 // settings (costs, by_size, by_staleness, root) of a built-in policy. `chooser`: a policy written
 // in Python that replaces the built-in one, or None.
+// NOLINTNEXTLINE(readability-function-size): all arguments of one call from Python
 PyObject* new_driver(
     std::int64_t budget,
     const char* device,

@@ -44,8 +44,6 @@ std::int64_t begin_held_read(
     return number;
 }
 
-}  // namespace
-
 // From now on, evict values that the user's variables hold like all others (`evict="anything"`).
 // Must be called before the budget is entered.
 void evict_anything(Session& session) {
@@ -104,6 +102,8 @@ void end_reading(Session& session, std::int64_t number) {
         }
     });
 }
+
+}  // namespace
 
 }  // namespace functions
 

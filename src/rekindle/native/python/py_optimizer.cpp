@@ -268,8 +268,6 @@ void save_what_needs(Session& session, const TensorList& written) {
     session.room.release_recompute_sources();
 }
 
-}  // namespace
-
 // Return the tensors in `value`, which may be a nested container, in order.
 PyObject* tensors_within(PyObject* value) {
     Object list(PyList_New(0));
@@ -325,6 +323,8 @@ void save_before_optimizer_step(Session& session, PyObject* groups, PyObject* st
     collect(groups, state, found);
     settled(session, [&](Locked& /*lock*/) { save_what_needs(session, found.written); });
 }
+
+}  // namespace
 
 }  // namespace functions
 

@@ -37,12 +37,10 @@ const char* said(StepOutcome::Reason reason) noexcept {
     }
 }
 
-}  // namespace
-
 // Add a learned plan; see `StepPlan` in steps/learner.h and `Route` in engine/follower.h. All
 // arguments after `key` are lists of integers. Return False if they are inconsistent.
 bool add_plan(
-    Session& session,
+    const Session& session,
     std::int64_t key,
     PyObject* op_ids,
     PyObject* starts,
@@ -79,7 +77,7 @@ bool add_plan(
 }
 
 // Keep only the plans with these keys. The keys are sorted by last use, the latest first.
-void retain_plans(Session& session, PyObject* keys) {
+void retain_plans(const Session& session, PyObject* keys) {
     const std::vector<std::int64_t> known = numbers_in(keys);
     Learner& learner = learner_in(session);
     const Locked lock;
@@ -88,7 +86,7 @@ void retain_plans(Session& session, PyObject* keys) {
 
 // Let a step begin at the next operator of an autograd graph. If `record` is True, record this
 // step.
-void begin_step(Session& session, bool record) {
+void begin_step(const Session& session, bool record) {
     Learner& learner = learner_in(session);
     const Locked lock;
     learner.begin(record);
@@ -119,7 +117,7 @@ PyObject* end_step(Session& session) {
 }
 
 // Return the numbers (`op_id_of`) of the operators of the last step, as an array of 64-bit words.
-PyObject* op_ids_of_step(Session& session) {
+PyObject* op_ids_of_step(const Session& session) {
     const Learner& learner = learner_in(session);
     std::vector<std::int64_t> op_ids;
     {
@@ -130,7 +128,7 @@ PyObject* op_ids_of_step(Session& session) {
 }
 
 // Return the recording of the last step as `recording` does, or None if the step was not recorded.
-PyObject* recording_of_step(Session& session) {
+PyObject* recording_of_step(const Session& session) {
     const Learner& learner = learner_in(session);
     std::optional<Transcript> copy;
     {
@@ -139,6 +137,8 @@ PyObject* recording_of_step(Session& session) {
     }
     return copy ? words_of(*copy) : nothing();
 }
+
+}  // namespace
 
 }  // namespace functions
 

@@ -98,8 +98,6 @@ void remove_last() {
     }
 }
 
-}  // namespace
-
 // Record that a profiler starts in this thread.
 void profiler_starts() {
     if (last_callback == at::INVALID_CALLBACK_HANDLE) {
@@ -131,6 +129,8 @@ void profilers_are_over() {
         at::disableCallback(first());
     }
 }
+
+}  // namespace
 
 }  // namespace functions
 

@@ -118,8 +118,6 @@ PyObject* tuple_of(const Snapshot& snapshot) {
     );
 }
 
-}  // namespace
-
 // Record that a module was given `tensor` as a parameter or as a buffer.
 void add_module_tensor(Session& session, const c10::TensorImpl& tensor, bool parameter) {
     const Locked lock;
@@ -192,6 +190,8 @@ PyObject* snapshot(Session& session, PyObject* optimizers) {
     }
     return tuple_of(made);
 }
+
+}  // namespace
 
 }  // namespace functions
 

@@ -17,6 +17,8 @@ namespace rekindle {
 
 namespace functions {
 
+namespace {
+
 // Return thirteen numbers, in this order:
 //
 //  1. memory: bytes that count against the budget now
@@ -59,8 +61,6 @@ std::array<std::int64_t, 13> numbers(Session& session) {
     return found;
 }
 
-namespace {
-
 // Measured cost and workspace of one operator signature, to pass to Python.
 struct SignatureFigures final {
     const Facts* facts;
@@ -83,8 +83,6 @@ std::vector<SignatureFigures> measured_signatures() {
     }
     return found;
 }
-
-}  // namespace
 
 // Return the operator signatures with a measured cost or workspace. `sizes`: sizes of the tensor
 // arguments.
@@ -151,7 +149,7 @@ std::int64_t repeated_calls(const Session& session) {
 
 // Return True if `nbytes` more would fit into the budget after evicting all values that may be
 // evicted.
-bool has_room(Session& session, std::int64_t bytes) {
+bool has_room(const Session& session, std::int64_t bytes) {
     const Locked lock;
     return session.engine.has_room(bytes + session.room.kept_back(bytes));
 }
@@ -243,6 +241,8 @@ PyObject* recomputed_differently(const Session& session) {
     }
     return list.give();
 }
+
+}  // namespace
 
 }  // namespace functions
 

@@ -12,6 +12,8 @@ namespace rekindle {
 
 namespace functions {
 
+namespace {
+
 // Return the samples of memory over time as an array of 64-bit words, and clear them.
 PyObject* take_samples(Session& session) {
     std::vector<Sample> taken;
@@ -90,6 +92,8 @@ bool release_recompute_sources(Session& session) {
         return session.room.release_recompute_sources();
     });
 }
+
+}  // namespace
 
 }  // namespace functions
 

@@ -46,8 +46,6 @@ void to_storage(Session& session, c10::StorageImpl& storage_impl) {
     }
 }
 
-}  // namespace
-
 // Pin the storage of `tensor`.
 void keep(Session& session, const c10::TensorImpl& tensor) {
     to_tensor(session, tensor, [&](Locked& /*lock*/) { session.sources.keep(tensor); });
@@ -99,6 +97,8 @@ void resume_origin_tracking(Session& session) {
     const Locked lock;
     session.swapped_tensors.resume();
 }
+
+}  // namespace
 
 }  // namespace functions
 

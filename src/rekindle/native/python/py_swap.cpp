@@ -9,6 +9,8 @@ namespace rekindle {
 
 namespace functions {
 
+namespace {
+
 // From now on, swap values to the host. Must be called before an operator runs. `copies`: the
 // object that stores swapped-out values. `host`: limit of host memory in bytes; negative: none.
 // `out` and `in`: bandwidths in bytes per second. `only`: while the host has room, swap every
@@ -37,6 +39,8 @@ std::array<std::int64_t, 3> swapped(const Session& session) {
     }
     return found;
 }
+
+}  // namespace
 
 }  // namespace functions
 

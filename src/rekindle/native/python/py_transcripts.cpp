@@ -57,8 +57,6 @@ void check_written(bool complete) {
     TORCH_CHECK(complete, "there was no memory to record the events of the program");
 }
 
-}  // namespace
-
 // Start to record events, and return the number of the recording. `whole`: the recording covers the
 // whole `rekindle.budget` block.
 std::int64_t begin_recording(Session& session, bool whole) {
@@ -108,6 +106,8 @@ PyObject* end_recording(Session& session, std::int64_t number) {
     check_written(complete);
     return words_of(transcript);
 }
+
+}  // namespace
 
 }  // namespace functions
 
