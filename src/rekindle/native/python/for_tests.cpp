@@ -31,13 +31,11 @@ namespace {
 
 // Evict all values that may be evicted.
 void evict_all(Session& session) {
-    translate_errors(session, [&] {
-        Locked lock;
-        session.frees.process_pending();
-        about_to_let_go(session, lock);
-        session.room.evict_all();
-        with_held_evictable(session, lock, [&] { session.room.evict_all(); });
-    });
+    Locked lock;
+    session.frees.process_pending();
+    about_to_let_go(session, lock);
+    session.room.evict_all();
+    with_held_evictable(session, lock, [&] { session.room.evict_all(); });
 }
 
 // Return the number of threads that have opened the session mutex to run user code.
@@ -140,8 +138,8 @@ PyObject* in_place(const Session& session) {
 }
 
 // Return the bytes that a failed allocation requested, read from its error message `text`.
-std::int64_t bytes_asked_for(const char* said) {
-    return asked_for(std::string_view(said));
+std::int64_t bytes_asked_for(const char* text) {
+    return asked_for(std::string_view(text));
 }
 
 // Find the adjacent blocks of memory that are cheapest to evict to free `nbytes`. Return their
@@ -188,8 +186,7 @@ void interrupt(Session& session, std::int64_t replays, bool before) {
 // raise it. Return how many operators were left from the previous call.
 std::int64_t refuse(Session& session, std::int64_t operators) {
     const Locked lock;
-    const std::int64_t left = std::exchange(session.events.tests.refuse_in, operators);
-    return left;
+    return std::exchange(session.events.tests.refuse_in, operators);
 }
 
 // Return how many calls of this process had larger results than `most_bytes` says.
@@ -199,9 +196,9 @@ std::int64_t underestimated() {
 }
 
 // Use `ns` as the cost of every operator. Negative: measure costs again.
-void fix_costs(std::int64_t cost) {
+void fix_costs(std::int64_t ns) {
     const Locked lock;
-    rekindle::fix_costs(cost);
+    rekindle::fix_costs(ns);
     forget_workspaces();
 }
 

@@ -100,7 +100,7 @@ constexpr bool is_of_session(R (* /*function*/)(A...)) {
 }
 
 // Call `function`, and turn an error of the core into a Python exception. Only functions of a
-// session throw such errors.
+// session throw such errors, and they need no `translate_errors` of their own.
 template <auto function>
 PyObject* in_words_of(Given given) {
     if constexpr (is_of_session(function)) {

@@ -268,10 +268,10 @@ void activate(Session& session) {
 // each freed storage at once.
 void deactivate(Session& session) {
     rekindle::set_active({});
-    rekindle::translate_errors(session, [&] {
+    {
         const Locked lock;
         session.close();
-    });
+    }
     rekindle::notify_policy(session);
     rekindle::release_deferred();
 }
@@ -286,19 +286,17 @@ void put_method(PyObject* owner, const char* name, PyObject* function) {
 
 // Evict values until `nbytes` fit into the budget. `who`: name for the error message of the code
 // that needs this memory.
-void make_room(Session& session, std::int64_t bytes, const char* who) {
-    rekindle::translate_errors(session, [&] {
-        Locked lock;
-        session.frees.process_pending();
-        rekindle::retry_evicting_held(session, lock, [&] { session.room.make_room(bytes, who); });
-        session.room.refuse_for_tests(who);
-    });
+void make_room(Session& session, std::int64_t nbytes, const char* who) {
+    Locked lock;
+    session.frees.process_pending();
+    rekindle::retry_evicting_held(session, lock, [&] { session.room.make_room(nbytes, who); });
+    session.room.refuse_for_tests(who);
 }
 
 // Enter (`change` = 1) or leave (-1) a block `with rekindle.never_recompute()`.
-void never_recompute(Session& session, std::int64_t more) {
+void never_recompute(Session& session, std::int64_t change) {
     const Locked lock;
-    session.never_recompute += static_cast<int>(more);
+    session.never_recompute += static_cast<int>(change);
 }
 
 // Return the saved tensor of a saved-tensor handle, for compiled autograd.

@@ -60,18 +60,18 @@ void evict_anything(Session& session) {
 
 // Return the number of storages that are evicted although the program holds tensors in them.
 std::int64_t placeholders(Session& session) {
-    translate_errors(session, [&] {
+    {
         const Locked lock;
         session.frees.process_pending();
-    });
+    }
     return session.registry.placeholders;
 }
 
 // Enter (`change` = 1) or leave (-1) a scope in which values made with grad mode off get no recipe.
 // Values without a recipe are not evicted.
-void record_without_grad(Session& session, std::int64_t more) {
+void record_without_grad(Session& session, std::int64_t change) {
     const Locked lock;
-    session.held.eviction->unrecorded += static_cast<int>(more);
+    session.held.eviction->unrecorded += static_cast<int>(change);
 }
 
 // Restore the contents of `tensors`, and do not evict these tensors until `end_reading`. If
@@ -84,23 +84,19 @@ std::int64_t begin_reading(Session& session, PyObject* tensors, bool saved) {
         static_cast<void>(tensor_of(tensor));
         add_storages(THPVariable_Unpack(tensor), storages);
     }
-    return translate_errors(session, [&] {
-        Locked lock;
-        return session.held.eviction ? session.held.eviction->begin_reading(storages, lock)
-                                     : begin_held_read(session, storages, saved, lock);
-    });
+    Locked lock;
+    return session.held.eviction ? session.held.eviction->begin_reading(storages, lock)
+                                 : begin_held_read(session, storages, saved, lock);
 }
 
 // End the read that `begin_reading` began.
 void end_reading(Session& session, std::int64_t number) {
-    translate_errors(session, [&] {
-        const Locked lock;
-        if (session.held.eviction) {
-            session.held.eviction->end_reading(number);
-        } else {
-            session.held.end_reading(number);
-        }
-    });
+    const Locked lock;
+    if (session.held.eviction) {
+        session.held.eviction->end_reading(number);
+    } else {
+        session.held.end_reading(number);
+    }
 }
 
 }  // namespace

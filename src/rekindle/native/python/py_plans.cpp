@@ -99,11 +99,12 @@ void begin_step(const Session& session, bool record) {
 // See `StepOutcome` in steps/learner.h.
 PyObject* end_step(Session& session) {
     Learner& learner = learner_in(session);
-    const StepOutcome ended = translate_errors(session, [&] {
+    StepOutcome ended;
+    {
         const Locked lock;
         session.frees.process_pending();
-        return learner.end();
-    });
+        ended = learner.end();
+    }
     return Py_BuildValue(
         "LNNnsns",
         static_cast<long long>(ended.key),

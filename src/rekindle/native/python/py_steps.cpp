@@ -86,11 +86,9 @@ PyObject* new_parameters(Session& session) {
 // Release storages without a recipe that are kept only to recompute resident values. Return True if
 // memory was freed.
 bool release_recompute_sources(Session& session) {
-    return translate_errors(session, [&] {
-        const Locked lock;
-        session.frees.process_pending();
-        return session.room.release_recompute_sources();
-    });
+    const Locked lock;
+    session.frees.process_pending();
+    return session.room.release_recompute_sources();
 }
 
 }  // namespace

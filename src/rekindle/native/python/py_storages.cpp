@@ -38,11 +38,9 @@ void to_absent_tensor(Session& session, const c10::TensorImpl& tensor, F&& act) 
 template <auto act>
 void to_storage(Session& session, c10::StorageImpl& storage_impl) {
     if (!KernelOperands::has(storage_impl)) {
-        translate_errors(session, [&] {
-            Locked lock;
-            about_to_let_go(session, lock);
-            retry_evicting_held(session, lock, [&] { (session.sources.*act)(storage_impl); });
-        });
+        Locked lock;
+        about_to_let_go(session, lock);
+        retry_evicting_held(session, lock, [&] { (session.sources.*act)(storage_impl); });
     }
 }
 

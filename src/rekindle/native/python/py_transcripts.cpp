@@ -44,11 +44,9 @@ namespace {
 // Process freed storages now, because a trace contains the time at which the program freed each
 // value.
 void process_frees(Session& session) {
-    translate_errors(session, [&] {
-        const Locked lock;
-        session.frees.process_pending();
-        session.frees.poll();
-    });
+    const Locked lock;
+    session.frees.process_pending();
+    session.frees.poll();
 }
 
 // Throw an error unless a recording is `complete`. A recording is incomplete if memory for its
@@ -60,15 +58,13 @@ void check_written(bool complete) {
 // Start to record events, and return the number of the recording. `whole`: the recording covers the
 // whole `rekindle.budget` block.
 std::int64_t begin_recording(Session& session, bool whole) {
-    return translate_errors(session, [&] {
-        const Locked lock;
-        session.frees.process_pending();
-        const auto& begun = session.observers.transcripts;
-        const std::int64_t number = begun.empty() ? 0 : begun.rbegin()->first + 1;
-        start_recording(session, session.observers.transcripts[number]);
-        session.observers.recorded = session.observers.recorded || whole;
-        return number;
-    });
+    const Locked lock;
+    session.frees.process_pending();
+    const auto& begun = session.observers.transcripts;
+    const std::int64_t number = begun.empty() ? 0 : begun.rbegin()->first + 1;
+    start_recording(session, session.observers.transcripts[number]);
+    session.observers.recorded = session.observers.recorded || whole;
+    return number;
 }
 
 // Return a recording: (present, counted, entries, places, workspaces, backward, over, names).
