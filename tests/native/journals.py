@@ -18,7 +18,7 @@ KINDS = (
     "reads makes views overwrites takes call admit use pin retain release drop gone forget seal "
     "spoil account resize require make_room shrink evict set_evictable_while_held lock unlock "
     "mark unmark clear listen uncounted ahead prefetch planned save fetch discards measured "
-    "swap_out_failed swap_in_failed copy_lost compute free swap_out swap_in discard"
+    "swap_out_failed swap_in_failed copy_lost written compute free swap_out swap_in discard"
 )
 REPLAYABLE, HELD = 1, 2
 ACTIONS = ("compute", "free", "swap_out", "swap_in", "discard")

@@ -47,6 +47,7 @@ WORDS = [
     "discards",
     "measured",
     "copy_lost",
+    "written",
     "fail",
 ]
 EVENTS = [
@@ -61,7 +62,7 @@ SWAPPING = [
     *("ahead",) * 12,
     *("prefetch",) * 3,
     *("save", "fetch") * 2,
-    *("planned", "discards", "measured", "copy_lost", "fail"),
+    *("planned", "discards", "measured", "copy_lost", "written", "fail"),
 ]
 RATES = [2 * 10**8, 10**9, 5 * 10**9]  # bytes per second: a byte takes 5, 1 or 0.2 ns
 
@@ -179,6 +180,8 @@ class Stream:
             return storage.dead and storage.resident and useful
         if name == "copy_lost":
             return storage.on_host and (storage.replayable or storage.resident)
+        if name == "written":
+            return storage.on_host and storage.resident and not storage.replayable
         if not self.wanted(value):
             return False
         match name:

@@ -178,6 +178,20 @@ class Exchange(Ledger):
         self._refuse(storage, host)
         return True
 
+    def written(self, storage: Storage) -> Iterator[Action]:
+        """Discard the host copy of the resident `storage`, which the program is about to overwrite.
+
+        The copy has the old contents. Without a copy nothing happens.
+        """
+        host = self.host
+        if host is None or not storage.on_host or not storage.resident:
+            return
+        self._abandon_copy(storage)
+        host.drop(storage)
+        self._renew(storage)
+        self.subject = storage
+        yield Discard(storage.id)
+
     def _refuse(self, storage: Storage, host: HostMemory) -> None:
         """Exclude `storage`, which has no recipe, from eviction until the host has room for it."""
         host.refused[storage] = None

@@ -69,11 +69,6 @@ def test_no_grad_pipeline_without_evict_anything_does_not_fit() -> None:
         pipeline()
 
 
-def test_evict_anything_with_swap_is_refused() -> None:
-    with pytest.raises(rekindle.Unsupported, match=r"swap.*Leave out"):
-        rekindle.budget("1MiB", evict="anything", swap="1MiB")
-
-
 def test_evict_anything_under_inference_mode_matches_pytorch() -> None:
     wanted = pipeline()
     with rekindle.budget(8 * NBYTES, evict="anything"), torch.inference_mode():

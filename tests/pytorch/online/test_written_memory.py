@@ -25,8 +25,9 @@ from tests.pytorch.bits import differing
 from tests.pytorch.harsh import WIDTH, vector
 from tests.pytorch.online.write_routes import ROUTES, TOGETHER, Route
 
-#: the argument `evict`; "counted": as "auto", and the first operators are only counted
-MODES = ("auto", "saved", "anything", "counted")
+#: the argument `evict`; "counted": as "auto", and the first operators are only counted; "moved": as
+#: "anything", with `swap=`
+MODES = ("auto", "saved", "anything", "counted", "moved")
 FEW = 12  # operators
 #: what `x` is: memory of before the budget, or a value that an operator made
 KINDS = ("source", "value")
@@ -50,8 +51,9 @@ def evict_all(run: Run | None) -> None:
 
 @contextmanager
 def budget(mode: Any) -> Iterator[Run]:
-    evict = "auto" if mode == "counted" else mode
-    with rekindle.budget("1GiB", evict=evict, learn=False) as run:
+    evict = {"counted": "auto", "moved": "anything"}.get(mode, mode)
+    swap = "1GiB" if mode == "moved" else None
+    with rekindle.budget("1GiB", evict=evict, swap=swap, learn=False) as run:
         if mode == "counted":
             run._driver.core.count_only(run._driver.handle, FEW)  # type: ignore[attr-defined]
         yield run

@@ -181,6 +181,7 @@ void Effects::about_to_write(const c10::TensorImpl& tensor, const std::string& n
         return;
     }
     const Ref<Storage> kept(record);
+    session_.events.about_to_write(*record);
     if (record->replayable) {
         session_.storages.record_external_write(*record).version.expected = -1;
         return;

@@ -37,6 +37,30 @@ Bytes bytes_read(const Reader& reader, Session& session) {
     return total;
 }
 
+// Discard copies on the host that an operator of another library may make outdated, because it may
+// write without saying so: a compiled region its operands, an operator that is not trusted any
+// memory.
+void discard_copies(
+    Events& events, const Facts& facts, bool trusted, std::span<const Ref<Storage>> inputs
+) {
+    if ((facts.talks || facts.has(Traits::TRIED)) && !trusted) {
+        events.about_to_write_anything();
+    } else if (facts.region) {
+        for (const Ref<Storage>& each : inputs) {
+            if (each) {
+                events.about_to_write(record_of(*each));
+            }
+        }
+    }
+}
+
+// Return true if the operator is opaque only because it may resize its argument `out=`, and values
+// without a recipe may be moved. Such an operator reads nothing after it has returned.
+bool only_resizes_its_result(const Session& session, const Facts& facts) {
+    return session.held.eviction && session.held.eviction->moves() && facts.is_aten &&
+           facts.resizes && facts.returns_written && !facts.talks && !facts.has(Traits::OPAQUE);
+}
+
 }  // namespace
 
 void Operation::run(const std::optional<c10::Stream>& now) {
@@ -107,9 +131,13 @@ void Operation::run_with_inputs() {
     }
     prune_history();
     retry_evicting_held([&] { know_inputs(); });
+    if (!facts_.is_aten) [[unlikely]] {
+        const bool trusted = parsed_.signature->probation.is_trusted();
+        discard_copies(session_.events, facts_, trusted, {inputs_.data(), inputs_.size()});
+    }
     // An opaque operator may read its inputs after it has returned, so do not evict them while the
     // program holds them.
-    if (facts_.opaque) [[unlikely]] {
+    if (facts_.opaque && !only_resizes_its_result(session_, facts_)) [[unlikely]] {
         keep_inputs_there();
     }
     register_tensor();
@@ -183,7 +211,9 @@ void Operation::enforce_budget() {
 // sources (values without a recipe) when a recipe reads them or autograd saves them.
 bool Operation::may_only_count() {
     const Signature& signature = *parsed_.signature;
-    if (!signature.ordinary || !signature.priced || session_.observers.transcriber.writes()) {
+    const bool moves = session_.held.eviction && session_.held.eviction->moves();
+    if (!signature.ordinary || !signature.priced || session_.observers.transcriber.writes() ||
+        moves) {
         return false;
     }
     // Position of the next tensor that the operator writes. An optimizer step writes hundreds, so a

@@ -220,7 +220,7 @@ void Operation::save_what_is_overwritten() {
             if (record == nullptr) {
                 continue;
             }
-            session_.events.finish_swap_out(*record);
+            session_.events.about_to_write(*record);
             // Skip a parameter that FSDP has freed (`absent`): FSDP gathers it again by writing to
             // its storage. Its contents are compared later, when a recipe reads them.
             if (!record->replayable && record->consumed() && !record->absent) {

@@ -55,15 +55,35 @@ bool Operation::may_let_go() {
 // holds them.
 void Operation::let_results_return() {
     HeldEviction& held_eviction = *session_.held.eviction;
+    // An opaque operator may write its results after it has returned, as collectives do.
+    const bool writes_later =
+        held_eviction.moves() && facts_.opaque && !(facts_.is_aten && facts_.resizes);
     each_memory(returned(), [&](std::uint32_t, const at::Tensor& tensor, bool) {
         const auto* found = session_.registry.find(*tensor.storage().unsafeGetStorageImpl());
-        if (found != nullptr && found->record != nullptr) {
+        if (found != nullptr && found->record != nullptr && writes_later) {
+            session_.held.pin_while_held(*found->record);
+        } else if (found != nullptr && found->record != nullptr) {
+            held_eviction.offer(*found->record, *tensor.unsafeGetTensorImpl());
             held_eviction.made(*found->record);
         }
     });
     for (const std::uint32_t position : parsed_.written) {
         if (position < inputs_.size() && inputs_[position]) {
             held_eviction.made(current(*input(position)));
+        }
+    }
+    if (!held_eviction.moves()) {
+        return;
+    }
+    // The operator may have destroyed its arguments, so look up those that the program still refers
+    // to.
+    for (const Ref<Storage>& each : inputs_) {
+        if (!each || !each->listed || each->replayable) {
+            continue;
+        }
+        StorageRecord& record = current(record_of(*each));
+        if (const auto tensor = record.origin.lock()) {
+            held_eviction.offer(record, *tensor);
         }
     }
 }

@@ -208,7 +208,8 @@ at::Tensor SavedTensorHandle::call_unpack_hook() {
         if (elsewhere.defined()) [[unlikely]] {
             return elsewhere;
         }
-        if (StorageRecord& record = current(*record_); record.replayable || !record.held) {
+        if (StorageRecord& record = current(*record_);
+            record.replayable || !record.held || record.evictable_while_held) {
             bring_back_saved(session, lock, record);
             session.observers.unpacked.add(node.get(), record.id);
         }

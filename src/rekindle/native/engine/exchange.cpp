@@ -38,7 +38,11 @@ void Ledger::send_until(Bytes nbytes) {
 // Evict `victim`. Swap it out if that is cheaper than recomputing it, or if it has no recipe.
 // Otherwise free its memory, and recompute it later.
 void Ledger::send(Storage& victim) {
-    if (!victim.on_host && pays(victim)) {
+    const auto pays = [&] {  // swapping it out now is cheaper than recomputing it later
+        return host->only || !victim.replayable ||
+               (!planned_ && host->waiting(victim, clock) < chooser_->recompute_ns(victim));
+    };
+    if (!victim.on_host && pays()) {
         make_host_room(victim.nbytes);
         if (host->lacks(victim.nbytes) <= 0) {
             swap_out(victim);
@@ -50,14 +54,6 @@ void Ledger::send(Storage& victim) {
     } else {
         refuse(victim);
     }
-}
-
-// Return true if swapping `victim` out now is cheaper than recomputing it later.
-bool Ledger::pays(Storage& victim) {
-    if (host->only || !victim.replayable) {
-        return true;
-    }
-    return !planned_ && host->waiting(victim, clock) < chooser_->recompute_ns(victim);
 }
 
 // Make room for `nbytes` on the host by discarding host copies of storages that are also in memory.
@@ -117,6 +113,18 @@ bool Ledger::swap_out_failed(Storage& storage) {
     appear(storage);
     refuse(storage);
     return true;
+}
+
+void Ledger::written(Storage& storage) {
+    if (host == nullptr || !storage.on_host || !storage.resident) {
+        return;
+    }
+    note_event(Entry::Kind::written, storage.id);
+    const Event event(*this);
+    static_cast<void>(abandon_copy(storage));
+    host->drop(storage);
+    renew(storage);
+    discard(storage);
 }
 
 // Exclude `storage` from the candidates for eviction until the host has room: it has no recipe, and

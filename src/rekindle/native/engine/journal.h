@@ -64,6 +64,7 @@ struct Entry final {
         swap_out_failed,  // flags: `NESTED`
         swap_in_failed,   // flags: `NESTED`
         copy_lost,        // flags: `NESTED`
+        written,
         // Actions that the engine takes. The comments say what the fields mean, as above.
         compute,  // id: operator; flags: 1 if in place
         free,

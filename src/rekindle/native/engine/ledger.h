@@ -145,6 +145,9 @@ public:
     // `storage` must stay in memory, because it cannot be recomputed or was only copied ahead of
     // its eviction.
     bool swap_out_failed(Storage& storage);
+    // Event: the program is about to overwrite `storage`, which is resident. Discards its host
+    // copy, which has the old contents.
+    void written(Storage& storage);
 
     // -- storages that a plan marks as not needed for now ---------------------------------------
     // Only with a policy that is wrapped in an `AdvisedChooser`.
@@ -282,7 +285,6 @@ private:
     Storage* choose();
     void send_until(Bytes nbytes);
     void send(Storage& victim);
-    bool pays(Storage& victim);
     void make_host_room(Bytes nbytes);
     void copy(Storage& storage, bool keep);
     void refuse(Storage& storage);

@@ -128,6 +128,17 @@ void read_returns(Facts& facts, const c10::FunctionSchema& schema) {
     facts.view = only_aliases && !facts.writes && !facts.moves && !facts.composed;
 }
 
+// Return true if the operator works on the tensors of its first argument, a list, one by one, and
+// returns nothing or a list with one tensor for each.
+bool is_on_lists(const Facts& facts, const c10::FunctionSchema& schema) {
+    const bool named = facts.name.starts_with("aten::_foreach_") ||
+                       facts.name.starts_with("aten::_fused_") ||
+                       facts.name == "aten::_amp_foreach_non_finite_check_and_unscale_";
+    const auto is_list = [](const c10::Argument& each) { return each.type()->str() == "Tensor[]"; };
+    return named && facts.arguments != 0 && is_list(schema.arguments()[0]) &&
+           (facts.returns == 0 || (facts.returns == 1 && is_list(schema.returns()[0])));
+}
+
 // Set `in_place` and `twin` if the operator's result may be written over its first argument.
 void read_in_place(Facts& facts, const c10::OperatorHandle& op) {
     for (const auto& entry : tables().in_place) {
@@ -187,6 +198,7 @@ Facts& learn(const c10::OperatorHandle& op) {
     // Treat `record_stream` like a view. It needs no effect, because the runtime itself keeps a
     // value until all streams that read it have done so.
     facts.view = facts.view || facts.marks || facts.name == "aten::record_stream";
+    facts.on_lists = is_on_lists(facts, schema);
     facts.region = facts.name.starts_with("rekindle_regions");
     facts.unit = facts.name.starts_with("rekindle_units");
     facts.talks = has_effects(facts.name);

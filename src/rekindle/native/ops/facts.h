@@ -140,6 +140,10 @@ struct Facts final {
     // The operator is one of PyTorch's own. It does nothing but read its arguments and make
     // tensors, or write its first argument.
     bool simple = false;
+    // The operator does the same with each tensor of a list, or of several lists of equal length,
+    // as
+    // `_foreach_add_` and `_fused_adam_` do (dispatch/list_parts.h).
+    bool on_lists = false;
     // Number of signatures of the operator that were tried. Guarded by the session mutex.
     mutable int tried = 0;
     // The operator was removed from the dispatcher, or another operator got its name.

@@ -403,6 +403,7 @@ PyMethodDef* module_methods() {
             &Observers::due,
             &rekindle::Notifications::tell_ranges>>("tell_ranges"),
         method<rekindle::set_flag<&Session::room, &Room::stepping>>("stepping"),
+        method<rekindle::set_flag<&Session::events, &Events::must_finish>>("must_finish"),
         method<rekindle::set_flag<
             &Session::observers,
             &Observers::due,

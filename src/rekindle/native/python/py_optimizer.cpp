@@ -253,6 +253,37 @@ void collect(PyObject* groups, PyObject* state, Optimized& found) {
     }
 }
 
+// Return true if values without a recipe may be moved to the host.
+bool moves(const Session& session) {
+    return session.held.eviction && session.held.eviction->open && session.held.eviction->moves();
+}
+
+// Count the memory of `tensors` against the budget from now on. Sources among them may be moved to
+// make room for the next.
+void register_all(Session& session, Locked& lock, const TensorList& tensors) {
+    retry_evicting_held(session, lock, [&] {
+        if (!moves(session)) {
+            session.sources.register_tensors(tensors.all());
+            return;
+        }
+        tensors.each_with_memory([&](const c10::TensorImpl& each) {
+            if (StorageRecord* record = session.sources.find_or_register(each)) {
+                session.held.eviction->offer(*record, each);
+            }
+        });
+    });
+}
+
+// Drop the recipe of `tensor`, which an optimizer writes in every step. Let it be moved, or pin it.
+void make_constant(Session& session, const c10::TensorImpl& tensor) {
+    session.sources.pin_as_constant(tensor);
+    const AddressEntry* found =
+        session.registry.find(*tensor.unsafe_storage().unsafeGetStorageImpl());
+    if (moves(session) && found != nullptr && found->record != nullptr) {
+        session.held.eviction->offer(*found->record, tensor);
+    }
+}
+
 // Recompute and pin the values whose recomputation needs the current contents of `written`. This
 // may take the recipe of another tensor in `written`, so look again until nothing is left to save.
 // Also release storages that are kept only to recompute resident values.
@@ -281,9 +312,7 @@ void register_tensors(Session& session, PyObject* value) {
     TensorList found;
     const auto add = [&](PyObject* tensor) { found.add(tensor); };
     each_within(value, add);
-    settled(session, [&](Locked& lock) {
-        retry_evicting_held(session, lock, [&] { session.sources.register_tensors(found.all()); });
-    });
+    settled(session, [&](Locked& lock) { register_all(session, lock, found); });
 }
 
 // Count the memory of the tensors that an optimizer step reads, and make these tensors sources
@@ -298,11 +327,9 @@ PyObject* begin_optimizer_step(Session& session, PyObject* groups, PyObject* sta
         session.device.about_to_step();
         // Count all tensors that the step reads before the step, so that their memory is not
         // attributed to it.
-        retry_evicting_held(session, lock, [&] {
-            session.sources.register_tensors(found.read.all());
-        });
+        register_all(session, lock, found.read);
         found.read.each_with_memory([&](const c10::TensorImpl& each) {
-            session.sources.pin_as_constant(each);
+            make_constant(session, each);
         });
         if (saves && found.is_plain) {
             save_what_needs(session, found.written);

@@ -238,6 +238,8 @@ void Player::event_about(Word word, Known& about, std::int64_t number) {
             return engine_.fetch(storage);
         case Word::copy_lost:
             return engine_.copy_lost(storage);
+        case Word::written:
+            return engine_.written(storage);
         case Word::let:
             about = Known();
             return;

@@ -55,6 +55,7 @@ enum class Word : std::int64_t {
     discards,   //
     measured,   // arguments: bytes per second of swap-out, swap-in; 0: unchanged
     copy_lost,  // argument: a value
+    written,    // argument: a value
     // argument: number of transfers until one fails, not counting transfers that cannot fail
     fail,
 };

@@ -49,9 +49,17 @@ bool can_make_placeholders() noexcept {
     return CAN_BE_READ_AGAIN<c10::StorageImpl>;
 }
 
-void make_placeholder(c10::StorageImpl& storage_impl) {
+c10::intrusive_ptr<c10::StorageImpl> make_placeholder(c10::StorageImpl& storage_impl) {
+    auto memory = c10::make_intrusive<c10::StorageImpl>(
+        c10::StorageImpl::use_byte_size_t(),
+        storage_impl.nbytes(),
+        std::move(storage_impl._mutable_data_ptr_no_checks()),
+        storage_impl.allocator(),
+        true
+    );
     refuse(storage_impl);
     storage_impl.set_data_ptr_noswap(token(storage_impl.device()));
+    return memory;
 }
 
 void restore_into(c10::StorageImpl& storage_impl, c10::StorageImpl& from) {

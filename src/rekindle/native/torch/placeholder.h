@@ -8,15 +8,16 @@
 #pragma once
 
 #include <c10/core/StorageImpl.h>
+#include <c10/util/intrusive_ptr.h>
 
 namespace rekindle {
 
 // Return true if this version of torch supports placeholders: storages without memory whose use
 // raises.
 bool can_make_placeholders() noexcept;
-// Free the memory of `storage_impl`, and make the storage a placeholder: its use raises from then
-// on.
-void make_placeholder(c10::StorageImpl& storage_impl);
+// Make `storage_impl` a placeholder: its use raises from then on. Return another storage that owns
+// its memory.
+c10::intrusive_ptr<c10::StorageImpl> make_placeholder(c10::StorageImpl& storage_impl);
 // Move the memory of `from` into the placeholder `storage_impl`, which is then usable again.
 void restore_into(c10::StorageImpl& storage_impl, c10::StorageImpl& from);
 // Return true if `storage_impl` is a placeholder.

@@ -58,6 +58,11 @@ bool is_named(const c10::TensorImpl& tensor) noexcept {
     return python.load_pyobj() != nullptr && !python.has_unique_reference();
 }
 
+bool is_named(const c10::StorageImpl& storage_impl) noexcept {
+    const c10::impl::PyObjectSlot& python = *storage_impl.pyobj_slot();
+    return python.load_pyobj() != nullptr && !python.has_unique_reference();
+}
+
 bool has_attributes(const c10::TensorImpl& tensor) {
     PyObject* object = tensor.pyobj_slot()->load_pyobj();
     if (object == nullptr) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
 
 // Forward declaration of PyObject as in Python.h.
@@ -22,6 +23,8 @@ bool is_parameter_object(const c10::TensorImpl& tensor) noexcept;
 const void* object_of(const c10::TensorImpl& tensor) noexcept;
 // Return true if Python code refers to the tensor's Python object, not only the tensor itself.
 bool is_named(const c10::TensorImpl& tensor) noexcept;
+// Return true if Python code refers to the Python object of the storage `storage_impl`.
+bool is_named(const c10::StorageImpl& storage_impl) noexcept;
 // Return `tensor.detach()`, called through Python, so that a tensor subclass is kept.
 at::Tensor detached(const at::Tensor& tensor);
 // Return true if unpacking a saved tensor must return the program's own tensor object, because it

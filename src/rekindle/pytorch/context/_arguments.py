@@ -71,11 +71,12 @@ class Arguments:
             )
 
     def _check_anything(self) -> None:
-        if self.swap is not None:
+        refused = "learn" if self.asks_to_learn else "record" if self.record else None
+        if self.swap is not None and refused is not None:
             raise Unsupported(
-                'rekindle.budget(..., evict="anything", swap=...): values that your variables '
-                "hold can be recomputed, but not swapped. Leave out swap=, or write "
-                'evict="saved"'
+                f'rekindle.budget(..., evict="anything", swap=..., {refused}='
+                f"{getattr(self, refused)!r}): no step can be recorded while weights and optimizer "
+                f'state move to the host. Leave out {refused}=, or write evict="auto"'
             )
         flag_of_reading()
 

@@ -93,8 +93,17 @@ class Run:
         return self._driver.steps.last
 
     def begin_trace(self) -> None:
-        """Start recording a trace; `end_trace` ends it."""
+        """Start recording a trace; `end_trace` ends it.
+
+        Raises:
+            Unsupported: Weights and optimizer state move to the host, which no trace describes.
+        """
         driver = self._driver
+        if driver.moves_state:
+            raise Unsupported(
+                'run.begin_trace(): no trace can be recorded with evict="anything" and swap=, '
+                'because weights and optimizer state move to the host. Write evict="auto"'
+            )
         with driver.lock:
             self._part = driver.also_capture()
 

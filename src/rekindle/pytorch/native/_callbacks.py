@@ -136,7 +136,7 @@ class PythonCallbacks:
             return SwapFailed(
                 f"{site} could not be read back from the host, and it cannot be recomputed"
             )
-        return transfers.lost(site)
+        return transfers.lost(site, moved=driver is not None and driver.moves_state)
 
     def changed_size(self, name: str, now: Bytes, before: Bytes) -> Unsupported:
         return changed_size(name, now, before)

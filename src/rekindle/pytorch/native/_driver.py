@@ -200,6 +200,8 @@ class Driver:
         leaves.activate()
         #: True for evict="anything": operators without grad get recipes as well.
         self.anything = anything
+        #: True if weights, gradients and optimizer state may move to the host.
+        self.moves_state = anything and swaps is not None
         if anything:
             core.evict_anything(self.handle)
         #: Knows the threads of the process. None if memory that the program's own variables hold is
@@ -350,6 +352,9 @@ class Driver:
     @stepping.setter
     def stepping(self, on: bool) -> None:
         self._stepping = on
+        undone = self.undo is not None and self.undo.running
+        # Room is made for one parameter at a time. If that fails half way, exceed the budget.
+        self.core.must_finish(self.handle, on and self.moves_state and not undone)
         self.core.models_due(self.handle, False)  # each model has been called for this step
         self.core.stepping(self.handle, on)
 

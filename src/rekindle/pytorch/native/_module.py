@@ -366,6 +366,10 @@ class Core(Protocol):
         """Record that an optimizer's step begins or ends."""
         ...
 
+    def must_finish(self, driver: Handle, on: bool, /) -> None:
+        """Record that operators exceed the budget rather than fail, or no longer do."""
+        ...
+
     def models_due(self, driver: Handle, on: bool, /) -> None:
         """Set whether the core notifies of owners whenever autograd saves a tensor."""
         ...

@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from collections import defaultdict
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any, Final, final
 
 import torch
@@ -45,14 +46,45 @@ def bytes_of_step(optimizer: torch.optim.Optimizer, device: torch.device) -> Byt
             the user.
         device: The device whose bytes are counted.
     """
+    return _run(optimizer, device, optimizer.param_groups).peak
+
+
+def bytes_of_largest(optimizer: torch.optim.Optimizer, device: torch.device) -> Bytes:
+    """Return the most bytes that the step has in use for the parameter with the most elements.
+
+    Unlike `bytes_of_step`, this includes the parameter, its gradient and its state.
+
+    Args:
+        optimizer: As for `bytes_of_step`.
+        device: The device whose bytes are counted.
+    """
+    stepped = [
+        (parameter.numel(), group | {"params": [parameter]})
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if parameter.grad is not None
+    ]
+    if not stepped:
+        return 0
+    _, largest = max(stepped, key=itemgetter(0))
+    [parameter] = largest["params"]
+    kept = tensors_in([parameter, parameter.grad, *optimizer.state.get(parameter, {}).values()])
+    dry_run = _run(optimizer, device, [largest])
+    return dry_run.peak + sum(dry_run.bytes_of(each) for each in kept)
+
+
+def _run(
+    optimizer: torch.optim.Optimizer, device: torch.device, groups: list[dict[str, Any]]
+) -> _DryRun:
+    """Return a dry run of `optimizer.step()` on the parameter groups `groups`."""
     step: Any = type(optimizer).step
     with _disable_current_modes(), torch.no_grad():
         dry_run = _DryRun(device)
-        shadow = _shadow_of(optimizer, dry_run)
+        shadow = _shadow_of(optimizer, groups, dry_run)
         with dry_run:
             # Call the method of the optimizer without its profiler range and step hooks.
             step.__wrapped__(shadow)
-    return dry_run.peak
+    return dry_run
 
 
 def most_bytes_of_step(optimizer: torch.optim.Optimizer) -> Bytes:
@@ -139,7 +171,7 @@ class _DryRun(TorchDispatchMode):
         kwargs = kwargs or {}
         facts = operator(func)
         for tensor in tensors_in([*args, *kwargs.values()]):
-            self._meet(tensor, self._bytes(tensor))
+            self._meet(tensor, self.bytes_of(tensor))
         stood_in = any(issubclass(kind, _StandIn) for kind in types or ())
         if stood_in and facts.name in ("aten::_local_scalar_dense", "aten::is_nonzero"):
             # A number that the step reads from a tensor, for example a norm, only scales updates.
@@ -161,7 +193,7 @@ class _DryRun(TorchDispatchMode):
             device = named.get("device") or next(each.device for each in tensors_in(list(args)))
             result = self._made(func, shapes, named, device, key)
         for tensor in tensors_in(result):
-            self._meet(tensor, self._bytes(tensor))
+            self._meet(tensor, self.bytes_of(tensor))
         self.peak = max(self.peak, self.alive)
         return result
 
@@ -185,7 +217,7 @@ class _DryRun(TorchDispatchMode):
             self._results[key] = (geometry_of(result), nbytes)
         return tree_map_only(Tensor, lambda each: _StandIn(each, device), result)
 
-    def _bytes(self, tensor: Tensor) -> Bytes:
+    def bytes_of(self, tensor: Tensor) -> Bytes:
         """Return the bytes that the storage of the real tensor takes on the counted device.
 
         0 if the tensor is on another device.
@@ -258,8 +290,10 @@ def _returned(func: Any, written: list[Tensor]) -> Any:
     return written[0] if returns == 1 else tuple(written)
 
 
-def _shadow_of(optimizer: torch.optim.Optimizer, dry_run: _DryRun) -> Any:
-    """Return a copy of `optimizer`, with stand-ins in place of all its tensors."""
+def _shadow_of(
+    optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], dry_run: _DryRun
+) -> Any:
+    """Return a copy of `optimizer` with the parameter groups `groups`, on stand-ins."""
     shadow = object.__new__(type(optimizer))
     vars(shadow).update(
         {
@@ -270,7 +304,7 @@ def _shadow_of(optimizer: torch.optim.Optimizer, dry_run: _DryRun) -> Any:
     )
     shadow.state = defaultdict(dict)
     shadow.param_groups = []
-    for group in optimizer.param_groups:
+    for group in groups:
         parameters: list[Tensor] = []
         for parameter in group["params"]:
             stand_in = dry_run.stand_in(parameter)

@@ -4,6 +4,9 @@ The memory that a step needs is known before the step begins, from a dry run on 
 or from the last equal step. Room is made for all of this memory, or `OutOfBudget` is raised before
 any weight has changed. If the needed memory cannot be predicted, a failed step is undone (`_undo`).
 
+If weights and state may move to the host, the tensors of the whole step need not fit. Then room is
+made for the largest parameter alone, and a step that has begun exceeds the budget rather than fail.
+
 Operators of a step get no recipes, because their results (weights and state) are sources.
 """
 
@@ -24,7 +27,11 @@ from torch.utils.hooks import RemovableHandle
 
 from rekindle._types import Bytes
 from rekindle.pytorch.devices import accelerator, is_accelerator
-from rekindle.pytorch.online._dry_run import bytes_of_step, most_bytes_of_step
+from rekindle.pytorch.online._dry_run import (
+    bytes_of_largest,
+    bytes_of_step,
+    most_bytes_of_step,
+)
 from rekindle.pytorch.online._handed_out import not_traced
 from rekindle.pytorch.online._session import RuntimeInterface
 from rekindle.pytorch.online._step_kind import StepKind, kind_of_step
@@ -242,7 +249,9 @@ class OptimizerSteps:
                 driver.save_before_step(optimizer)
             undo = None
             needed = seen.needed if seen is not None else None
-            if predictable and needed is None:
+            if driver.moves_state:
+                seen, needed = None, self._predict_largest(optimizer) if predictable else None
+            elif predictable and needed is None:
                 needed = self._predict(optimizer, key)
             # While a trace is recorded, make room for the whole step only if it may not fit. A
             # replay of the trace makes room for one operator at a time.
@@ -256,8 +265,7 @@ class OptimizerSteps:
                 # memory of the step.
                 now = engine.now()
             self._begun = _Begun(kind, undo, before._replace(peak=now.peak))
-            # Results of the step are weights and state. They are never evicted, so they need no
-            # recipes.
+            # Results of the step are weights and state. They are sources, so they need no recipes.
             self._runtime.record_without_grad(False)
             driver.stepping = True
             engine.peak = now.memory
@@ -285,6 +293,14 @@ class OptimizerSteps:
         while len(_predicted) > MOST_KINDS:
             del _predicted[next(iter(_predicted))]
         return needed
+
+    def _predict_largest(self, optimizer: Optimizer) -> Bytes:
+        """Return the bytes that the step needs at once if all else may move to the host.
+
+        These are the tensors of the largest parameter, and what the step makes for it.
+        """
+        with self._runtime.not_of_the_program():
+            return bytes_of_largest(optimizer, self._driver.device)
 
     def _look_at(self, optimizer: Optimizer) -> tuple[bool, StepKind]:
         """Register the tensors that the step reads, so that the budget counts them.

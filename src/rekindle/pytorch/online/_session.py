@@ -53,6 +53,11 @@ class DriverInterface(Protocol):
     def stepping(self, on: bool) -> None: ...
 
     @property
+    def moves_state(self) -> bool:
+        """True if weights, gradients and optimizer state may move to the host."""
+        ...
+
+    @property
     def is_recorded(self) -> bool:
         """True while a trace is recorded."""
         ...
@@ -76,6 +81,10 @@ class DriverInterface(Protocol):
 
     def make_room(self, needed: Bytes, who: str) -> None:
         """Evict until `needed` bytes fit, or raise `OutOfBudget` that names the operator `who`."""
+        ...
+
+    def about_to_write_unseen(self, home: torch.UntypedStorage) -> None:
+        """Make the storage `home`, which code that is no operator is about to write, resident."""
         ...
 
     def tensors_within(self, value: object) -> list[Tensor]:

@@ -236,6 +236,8 @@ class Undo:
         """Write `copy`, the contents from before the step, back into the storage `home`."""
 
         def write() -> None:
+            if self.driver.moves_state:
+                self.driver.about_to_write_unseen(home)  # which makes it resident
             bytes_before = copy if isinstance(copy, Tensor) else whole(copy.read())
             self._runtime.unseen(_COPY, whole(home), bytes_before)
 
@@ -251,6 +253,10 @@ class Undo:
         """Copy the storage `home`: within the budget if it fits without evicting, else outside."""
         engine = self.driver.engine
         budget = engine.budget
+        if self.driver.moves_state:
+            # The storage may be on the host. Beside it, a copy could take room that the step needs.
+            self.driver.about_to_write_unseen(home)
+            return self._outside(home) or self._clone(home)
         if budget is None or engine.now().memory + home.nbytes() <= budget:
             try:
                 return self._clone(home)

@@ -124,12 +124,22 @@ class Transfers:
         if complaint := self.complaint():
             out.add_note(f"Swapping did not help: {complaint}")
 
-    def lost(self, site: str) -> SwapFailed:
-        """Return the error for a value that can be neither swapped in nor recomputed."""
+    def lost(self, site: str, *, moved: bool) -> SwapFailed:
+        """Return the error for a value that can be neither swapped in nor recomputed.
+
+        Args:
+            site: The operator that made the value.
+            moved: True if weights and optimizer state may be among the lost values.
+        """
+        advice = (
+            "It may be a weight or a part of the optimizer's state: load a checkpoint, and "
+            if moved
+            else "Weights and optimizer state are unchanged: "
+        )
+        what = self.complaint() or f"{site} could not be read back"
         return SwapFailed(
-            f"{self.complaint() or site}, and it cannot be recomputed. Weights and optimizer "
-            "state are unchanged: run this step again, with swap_directory= on another disk, or "
-            "without swap="
+            f"{what}, and it cannot be recomputed. {advice}"
+            "run this step again, with swap_directory= on another disk, or without swap="
         )
 
     def complain(self) -> None:

@@ -150,6 +150,7 @@ void Held::pin_exposed_address(c10::StorageImpl& storage_impl) {
 }
 
 void Held::pin_while_held(StorageRecord& record) {
+    frees_.events.about_to_write(record);
     record.read_unseen = true;
     record.suits_held_eviction = false;
     if (record.evictable_while_held) {

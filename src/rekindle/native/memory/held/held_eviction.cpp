@@ -11,6 +11,8 @@
 #include <utility>
 
 #include "../../torch/backward.h"
+#include "../../torch/geometry.h"
+#include "../../torch/pyobjects.h"
 #include "../../torch/raised.h"
 #include "../observers/program.h"
 #include "../room/without_copies.h"
@@ -23,6 +25,30 @@ bool is_returnable(const c10::TensorImpl& tensor) {
     const auto dtype = c10::typeMetaToScalarType(tensor.dtype());
     return (c10::isFloatingType(dtype) || c10::isComplexType(dtype)) && tensor.dim() != 0;
 }
+
+namespace {
+
+// Sources below this size stay in memory: a copy of one takes as long as that of a page.
+constexpr Bytes LEAST_MOVED = Bytes{4} << 10;
+
+// Return true if `record`, a source, may be moved to the host and back while the program holds it.
+bool may_move(const StorageRecord& record, const Frees& frees) noexcept {
+    const bool seen = !record.untracked || frees.registry.device.queues();
+    return frees.events.swapper != nullptr && record.suits_held_eviction && !record.replayable &&
+           record.listed && seen && !record.read_unseen && !record.pinned && !record.absent &&
+           !record.special.is_external() && !record.special.is_gathered() &&
+           record.nbytes >= (frees.events.tests.evict_before_every_op ? 1 : LEAST_MOVED);
+}
+
+// Return true if `record` is evicted, or may be evicted while other threads run. A value that has
+// lost its recipe stays a candidate if sources may be moved.
+bool may_leave(const StorageRecord& record, const Frees& frees) noexcept {
+    return record.replayable ||
+           (frees.events.swapper != nullptr &&
+            (record.evictable_while_held || !record.resident || may_move(record, frees)));
+}
+
+}  // namespace
 
 // Values made by `empty` or `zeros` that no operator has written are never evicted while the
 // program holds them: other code may have written them unseen (R4, sources). `flags` is not 0 for
@@ -39,6 +65,27 @@ bool HeldEviction::is_returnable(const c10::TensorImpl& tensor) {
     return dtype != c10::ScalarType::Long && dtype != c10::ScalarType::Int;
 }
 
+// A result of a backward pass gets no recipe if it can be moved: a recipe would keep inputs that
+// the backward pass is about to free.
+bool HeldEviction::records_without_grad() const {
+    return open && unrecorded == 0 && !(moves() && in_backward_pass());
+}
+
+// -- sources --------------------------------------------------------------------------------------
+
+void HeldEviction::offer(StorageRecord& record, const c10::TensorImpl& tensor) {
+    if (!open || !moves() || record.replayable || record.evictable_while_held) {
+        return;
+    }
+    if (!record.suits_held_eviction && !record.read_unseen) {
+        record.suits_held_eviction = is_plain(tensor) && is_returnable(tensor) &&
+                                     !is_named(*tensor.unsafe_storage().unsafeGetStorageImpl());
+    }
+    if (!paused_ && is_evictable_now(record)) {
+        frees_.engine.set_evictable_while_held(record, true);
+    }
+}
+
 // -- reading held values --------------------------------------------------------------------------
 
 void HeldEviction::bring(const StorageList& storages, Kept& kept, Locked& lock) {
@@ -53,7 +100,7 @@ void HeldEviction::bring(const StorageList& storages, Kept& kept, Locked& lock) 
     }
     frees_.process_pending_if_needed();
     node_changes();
-    if (is_any_over()) {
+    if (std::ranges::any_of(backward_working_set_, &HeldEviction::is_over)) {
         about_to_let_go(lock);
         pin_survivors();
     }
@@ -62,8 +109,8 @@ void HeldEviction::bring(const StorageList& storages, Kept& kept, Locked& lock) 
     for (const bool missing : {false, true}) {
         for (const c10::StorageImpl* storage_impl : storages) {
             const auto* found = frees_.registry.find(*storage_impl);
-            if (found == nullptr || found->record == nullptr || !found->record->replayable ||
-                (!missing && !found->record->resident)) {
+            if (found == nullptr || found->record == nullptr ||
+                !may_leave(*found->record, frees_) || (!missing && !found->record->resident)) {
                 continue;
             }
             const Ref<Storage> storage(found->record);
@@ -97,6 +144,10 @@ std::int64_t HeldEviction::begin_reading(const StorageList& storages, Locked& lo
     Kept kept;
     try {
         or_without_copies(frees_, lock, [&] { attempt([&] { bring(storages, kept, lock); }); });
+        // the reader may write as well
+        for (const Ref<Storage>& each : kept) {
+            frees_.events.about_to_write(record_of(*each));
+        }
     } catch (std::exception& error) {
         after(error, [&] { done(frees_, kept); });
         throw;
@@ -152,9 +203,9 @@ void HeldEviction::made(StorageRecord& record) {
     if (record.evictable_while_held || paused_ || !is_evictable_now(record)) {
         return;
     }
-    if (without_grad && exceeds_chain_limit(record)) {
+    if (record.replayable && without_grad && exceeds_chain_limit(record)) {
         room_.seal(record);
-    } else if (without_grad && in_backward_pass()) {
+    } else if (record.replayable && without_grad && in_backward_pass()) {
         frees_.engine.set_evictable_last(record);
         work_with(record);
     } else {
@@ -168,7 +219,7 @@ void HeldEviction::pin_while_held(StorageRecord& record) {
         frees_.engine.set_evictable_while_held(record, false);
         const void* node = torch::autograd::get_current_node().get();
         unpacked_.push_back({std::this_thread::get_id(), node, Ref<Storage>(&record)});
-        if (in_backward_pass()) {
+        if (in_backward_pass() && record.replayable) {
             work_with(record);
         }
     }
@@ -201,7 +252,8 @@ void HeldEviction::node_changes() {
 // Return true if `record` may be evicted: no backward node that autograd runs now has unpacked its
 // value.
 bool HeldEviction::is_evictable_now(const StorageRecord& record) const noexcept {
-    return may_return(record) && std::ranges::none_of(unpacked_, [&](const Unpacked& each) {
+    return (may_return(record) || may_move(record, frees_)) &&
+           std::ranges::none_of(unpacked_, [&](const Unpacked& each) {
                return each.storage.get() == &record;
            });
 }
@@ -216,10 +268,6 @@ void HeldEviction::work_with(StorageRecord& record) {
 bool HeldEviction::is_over(const UsedInBackward& worked) {
     return !in_backward_pass() &&
            (worked.thread == std::this_thread::get_id() || !is_any_backward_pass());
-}
-
-bool HeldEviction::is_any_over() const {
-    return std::ranges::any_of(backward_working_set_, &HeldEviction::is_over);
 }
 
 // Pin values that survive a backward pass, such as gradients, and drop their recipes. A gradient,
@@ -277,6 +325,9 @@ void HeldEviction::about_to_let_go(Locked& lock) {
 void HeldEviction::pause(bool pause) {
     if (pause == std::exchange(paused_, pause)) {
         return;
+    }
+    if (pause) {
+        frees_.events.about_to_write_anything();
     }
     for (Storage* each = frees_.engine.first_storage(); each != nullptr; each = each->next) {
         const StorageRecord& record = record_of(*each);

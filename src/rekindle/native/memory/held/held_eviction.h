@@ -13,6 +13,13 @@
 // Composite functions such as `tensor_split` and `pad_packed_sequence` read such integers directly,
 // before any of their operators runs.
 //
+// With `swap=`, sources (values without a recipe: parameters, gradients, optimizer state, results
+// of opaque kernels) are *moved*: a copy on the host takes their place. The copy stays valid until
+// the next write, so that an unchanged source is copied once (`Events::about_to_write`). Gradients
+// and other results of a backward pass get no recipe then: a copy is cheaper than the inputs that a
+// recipe keeps. A source stays in memory (pinned) if code may read or write it unseen: its address
+// was handed out, it is shared or page-locked memory, or it is small.
+//
 // Threads: the session mutex is free while an operator runs. Meanwhile the operator's operands are
 // locked in the engine. A value that autograd has unpacked is not evicted until its node has run.
 //
@@ -42,8 +49,8 @@ namespace rekindle {
 // Return true if `tensor`, a result of an operator, may be evicted while the program holds it: a
 // floating-point value that Python code does not read directly.
 bool is_returnable(const c10::TensorImpl& tensor);
-// Return true if the value of `record` may be evicted while the program holds it, unless it is
-// being read.
+// Return true if the value of `record` may be evicted and recomputed while the program holds it,
+// unless it is being read.
 bool may_return(const StorageRecord& record) noexcept;
 
 // Storages that are locked in the engine, so that they are not evicted while they are read.
@@ -74,7 +81,11 @@ public:
     // Number of open scopes in which a value gets no recipe if it is made with grad mode off.
     int unrecorded = 0;
 
-    bool records_without_grad() const noexcept { return open && unrecorded == 0; }
+    // Return true if the results of operators with grad mode off get a recipe.
+    bool records_without_grad() const;
+
+    // Return true if sources may be moved to the host.
+    bool moves() const noexcept { return frees_.events.swapper != nullptr; }
 
     // Restore all storages in `storages`, lock them in the engine, and add them to `kept`. After an
     // exception, `kept` lists the storages that are still locked.
@@ -89,6 +100,9 @@ public:
     // Make the value of `record`, which an operator of the program has just made or written, a
     // candidate for eviction.
     void made(StorageRecord& record);
+    // Make the source `record` a candidate for eviction, if it may be moved to the host. `tensor`:
+    // a tensor of the program with this memory.
+    void offer(StorageRecord& record, const c10::TensorImpl& tensor);
     // Keep the value of `record` in memory while the current autograd node runs, because kernels of
     // the node may read it without calling an operator.
     void pin_while_held(StorageRecord& record);
@@ -147,7 +161,6 @@ private:
     void node_changes();
     void work_with(StorageRecord& record);
     static bool is_over(const UsedInBackward& worked);
-    bool is_any_over() const;
     void pin_survivors();
     void pause(bool pause);
     bool exceeds_chain_limit(StorageRecord& record) const;

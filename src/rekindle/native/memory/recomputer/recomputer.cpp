@@ -28,13 +28,14 @@ Bytes Recomputer::workspace(const Call& call) const noexcept {
 // Engine action: evict `storage`, or free it if neither the program nor a recipe can use its value
 // again.
 void Recomputer::free(Storage& storage) {
+    StorageRecord& record = record_of(storage);
     registry_.observers.evictions += storage.dead() ? 0 : 1;
-    if (!registry_.evict_keeping_placeholder(record_of(storage))) {
-        registry_.held_list.remove(record_of(storage));
-        registry_.vacate(record_of(storage));
-        if (events_.swapper != nullptr) [[unlikely]] {
-            events_.swapper->gone(record_of(storage));
-        }
+    if (events_.swapper != nullptr) [[unlikely]] {
+        events_.swapper->about_to_trust_copy(record);
+    }
+    StoragePtr memory = registry_.evict(record);
+    if (events_.swapper != nullptr) [[unlikely]] {
+        events_.swapper->gone(record, std::move(memory));
     }
 }
 
@@ -47,9 +48,8 @@ bool Recomputer::swap_out(Storage& storage, bool keep) {
     }
     if (!keep) {
         registry_.observers.evictions += record.dead() ? 0 : 1;
-        registry_.held_list.remove(record);
-        registry_.vacate(record);
-        events_.swapper->gone(record);
+        StoragePtr memory = registry_.evict(record);
+        events_.swapper->gone(record, std::move(memory));
     }
     return true;
 }
@@ -87,6 +87,9 @@ void Recomputer::compute(Call& call, bool in_place) {
     if (events_.swapper == nullptr) {
         compute_now(call, in_place);
         return;
+    }
+    if (!call.replayable) [[unlikely]] {  // a source whose copy on the host could not be read
+        throw SwapReadError(recipe_of(call).name());
     }
     for (const Edge& edge : call.inputs()) {
         events_.swapper->finish(record_of(*edge.value->storage));

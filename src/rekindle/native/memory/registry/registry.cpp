@@ -122,7 +122,7 @@ void Registry::vacate(StorageRecord& record) {
 
 void Registry::attach(StorageRecord& record, const StoragePtr& storage_impl) {
     device.streams.note(record.id, device.streams.unknown());
-    place(record, storage_impl, {});
+    place(record, storage_impl, detach_placeholder(record));
 }
 
 void Registry::place(
@@ -144,11 +144,17 @@ void Registry::place(
     bind(record, record.keeper);
 }
 
-bool Registry::evict_keeping_placeholder(StorageRecord& record) {
-    if (!record.held || !record.evictable_while_held) [[likely]] {
-        return false;
+StoragePtr Registry::evict(StorageRecord& record) {
+    if (record.held && record.evictable_while_held) [[unlikely]] {
+        return evict_keeping_placeholder(record);
     }
-    const StoragePtr storage_impl = record.at();
+    held_list.remove(record);
+    vacate(record);
+    return {};
+}
+
+StoragePtr Registry::evict_keeping_placeholder(StorageRecord& record) {
+    StoragePtr storage_impl = record.at();
     // If the program freed the storage just now, maybe in another thread, no placeholder is needed.
     if (!storage_impl || !record.is_held()) {
         held_list.remove(record);
@@ -157,7 +163,7 @@ bool Registry::evict_keeping_placeholder(StorageRecord& record) {
         record.placeholder = true;
         ++placeholders;
         pending.storages.emplace_back(&record);
-        return true;
+        return storage_impl;
     }
     // The allocator does not reuse the evicted memory before the streams that still read it are
     // done.
@@ -166,14 +172,14 @@ bool Registry::evict_keeping_placeholder(StorageRecord& record) {
     }
     table.take(record.address);
     record.keeper.reset();
-    make_placeholder(*storage_impl);
+    StoragePtr memory = make_placeholder(*storage_impl);
     drain();  // remove the entry of an earlier storage at the address of the placeholder
     record.storage_impl = weak(*storage_impl);
     record.address = address_of(*storage_impl);
     record.placeholder = true;
     ++placeholders;
     table.put(record.address, &record, record.nbytes, record.maker, nullptr);
-    return true;
+    return memory;
 }
 
 StoragePtr Registry::detach_placeholder(StorageRecord& record) {

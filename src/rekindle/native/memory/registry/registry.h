@@ -88,9 +88,9 @@ public:
     void place(
         StorageRecord& record, const StoragePtr& storage_impl, const StoragePtr& placeholder
     );
-    // Evict the value of `record`, and leave the program an empty placeholder storage whose access
-    // raises. Return false if the program does not hold the value.
-    bool evict_keeping_placeholder(StorageRecord& record);
+    // Evict the value of `record`. If the program holds it, leave the program an empty placeholder
+    // storage whose access raises, and return the memory of the value, else null.
+    StoragePtr evict(StorageRecord& record);
     // Forget the placeholder (empty storage) of the evicted value `record`. Return this storage if
     // the program still holds it, else null.
     StoragePtr detach_placeholder(StorageRecord& record);
@@ -142,6 +142,7 @@ public:
 
 private:
     void drop_address(const void* address, AddressEntry resident);
+    StoragePtr evict_keeping_placeholder(StorageRecord& record);
 };
 
 }  // namespace rekindle

@@ -57,6 +57,26 @@ void Events::own_unrecomputable() {
     unrecomputable_.clear();
 }
 
+void Events::about_to_write(StorageRecord& record) {
+    finish_swap_out(record);
+    if (record.on_host && record.resident && !record.replayable) [[unlikely]] {
+        perform([&] { engine_.written(record); });
+    }
+}
+
+void Events::about_to_write_anything() {
+    if (engine_.host == nullptr) {
+        return;
+    }
+    std::vector<Ref<Storage>> copied;
+    for (Storage* each : engine_.host->copies) {
+        copied.emplace_back(each);
+    }
+    for (const Ref<Storage>& each : copied) {
+        about_to_write(record_of(*each));
+    }
+}
+
 void Events::finish_swap_out(StorageRecord& record) const {
     if (record.leaving && !registry_.device.is_capturing()) {
         swapper->finish_swap_out(record);

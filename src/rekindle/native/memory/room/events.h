@@ -37,6 +37,8 @@ public:
     // swaps values to host memory or to a file; null: swapping is off
     std::unique_ptr<Swapper> swapper;
     OnlyCounting only_counting;
+    // An optimizer step has begun that nothing can undo: exceed the budget rather than let it fail.
+    bool must_finish = false;
     TestHooks tests;
 
     // Run `events`, which call the engine. Then take references to the values whose recipe was
@@ -72,6 +74,13 @@ public:
     void wait_for_copies() const;
     // Finish the copy of `record` to the host, because its memory is about to be written.
     void finish_swap_out(StorageRecord& record) const;
+
+    // Finish the copy of `record` to the host, because its memory is about to be written. If the
+    // value is a source (it has no recipe), discard the copy, which has the old contents.
+    void about_to_write(StorageRecord& record);
+    // Discard the copies on the host of all sources in memory, because code that Rekindle does not
+    // see may write any of them.
+    void about_to_write_anything();
 
     // Wait for the swap-in of `record`, because the program is about to read its value. Do nothing
     // during CUDA graph capture, where waiting is impossible.

@@ -124,7 +124,7 @@ void Frees::release(StorageRecord& record) {
 // Release the runtime's reference to the restored storage of `record`, if autograd does not refer
 // to the value. Then the program is the only owner of the memory.
 void Frees::hand_back(StorageRecord& record) {
-    if (record.resident && record.replayable) {
+    if (record.resident && (record.replayable || events.swapper != nullptr)) {
         registry.held_list.add(record);
     }
     if (record.resident) {

@@ -45,15 +45,17 @@ public:
     Reserved reserved;
     bool stepping = false;  // an optimizer step is running
 
-    // Return true if each operator makes room for its own workspace, and may raise `OutOfBudget`.
-    // During an optimizer step that cannot be undone, operators do not: room for the whole step is
-    // made when the step begins.
-    bool reserves_for_operators() const noexcept { return !stepping || observers_.due.tell_ranges; }
+    // Return true if each operator makes room for its own workspace. During an optimizer step that
+    // cannot be undone, operators do not: room for the whole step is made when the step begins,
+    // unless weights and state may move to the host.
+    bool reserves_for_operators() const noexcept {
+        return !stepping || observers_.due.tell_ranges || events_.must_finish;
+    }
 
     // For tests: raise `OutOfBudget` if this is the operator that a test has chosen to fail. `who`:
     // name of the operator.
     void refuse_for_tests(const char* who) {
-        if (reserves_for_operators() && events_.tests.refuses()) {
+        if (reserves_for_operators() && !events_.must_finish && events_.tests.refuses()) {
             throw OutOfBudgetError{1, engine_.memory, engine_.budget, who};
         }
     }

@@ -20,8 +20,9 @@
 
 #include <c10/util/FunctionRef.h>
 
+#include <cstdint>
 #include <string>
-#include <unordered_set>
+#include <unordered_map>
 #include <vector>
 
 #include "../../engine/engine.h"
@@ -67,9 +68,12 @@ public:
     // Start to copy the value of `record` to the host. Return false if that is impossible. For a
     // value without a recipe, wait until the copy is complete.
     bool begin(StorageRecord& record);
-    // Remember that the value of `record` was evicted. If it has a host copy, it can be swapped in
-    // later.
-    void gone(StorageRecord& record);
+    // The value of `record`, which has a copy, is about to be evicted. If it is a source that was
+    // written since, without notice, write the copy again.
+    void about_to_trust_copy(StorageRecord& record);
+    // The value of `record` was evicted. memory: the memory of the value, which a swap-out in
+    // flight still reads.
+    void gone(StorageRecord& record, StoragePtr memory);
     // Wait for the swap-out of `record`, because its memory is about to be written.
     void finish_swap_out(StorageRecord& record);
     // Swap the value of `record` in; the caller has made room. Return its memory, or null if there
@@ -95,11 +99,20 @@ private:
 
     using Moves = std::vector<Moving>;
 
+    // The copy of a value on the host.
+    struct HostCopy final {
+        std::int64_t version;  // count of the value's version counter then; negative: unknown
+        bool written = true;   // False if an outdated copy could not be written again.
+        // The memory of the value itself, which was evicted without a copy for this reason.
+        StoragePtr instead;
+    };
+
     static StoragePtr take(Moves& moves, const StorageRecord& record);
     Bytes in_flight() const noexcept;
     void count(Bytes nbytes);
     std::string wait(const StorageRecord& record);
     bool ended(StorageRecord& record);
+    bool write_now(StorageRecord& record, const StoragePtr& storage_impl);
     void finish_write(StorageRecord& record);
     void handle_failed_write(StorageRecord& record, const StoragePtr& storage_impl);
     void report_streams();
@@ -111,14 +124,13 @@ private:
     Engine& engine_;
     Registry& registry_;
     // Records that have a host copy, complete or still being written.
-    std::unordered_set<const StorageRecord*> copied_;
+    std::unordered_map<const StorageRecord*, HostCopy> copied_;
     // Swap-outs in flight, the oldest first.
     Moves writes_in_flight_;
     // early swap-ins in flight, of records that the engine regards as in memory
     Moves reads_in_flight_;
-    std::unordered_set<const StorageRecord*> host_only_;  // evicted records with a copy on the host
-    bool performing_ = false;                             // true while `perform` runs events
-    Bytes counted_ = 0;  // bytes of transfers in flight that the engine counts between events
+    bool performing_ = false;  // true while `perform` runs events
+    Bytes counted_ = 0;        // bytes of transfers in flight that the engine counts between events
     // number of the program's streams that `report_streams` has passed to `copies`, the host store
     std::size_t known_streams_ = 0;
 };

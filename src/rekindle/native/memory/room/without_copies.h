@@ -1,4 +1,4 @@
-// Makes room by moving the backup copies of an optimizer step out of the budget's memory.
+// Makes room for an optimizer step beyond what evictions give.
 #pragma once
 
 #include <optional>
@@ -11,9 +11,22 @@
 
 namespace rekindle {
 
+// Run `step` while the budget has no limit.
+template <class Step>
+void without_limit(Engine& engine, Step&& step) {
+    const Bytes budget = std::exchange(engine.budget, UNLIMITED);
+    try {
+        step();
+    } catch (...) {
+        engine.budget = budget;
+        throw;
+    }
+    engine.budget = budget;
+}
+
 // Run `step`. If it does not fit into the budget, move the backup copies (those that could undo the
-// running optimizer step) out of the budget's memory, and run `step` once more. Releases the
-// session mutex for that move.
+// running optimizer step) out of the budget's memory, and run `step` once more. If an optimizer
+// step must end, `step` exceeds the budget then. Releases the session mutex for that move.
 template <class Step>
 void or_without_copies(Frees& frees, Locked& lock, Step&& step) {
     std::optional<OutOfBudgetError> shortage = out_of_budget_of(step);
@@ -26,12 +39,16 @@ void or_without_copies(Frees& frees, Locked& lock, Step&& step) {
         const Unlocked others(lock);
         moved = move_copies_out(frees.registry.observers);
     }
-    if (!moved) {
-        frees.registry.drain();
+    frees.registry.drain();
+    if (!moved && !frees.events.must_finish) {
         throw OutOfBudgetError(*std::move(shortage));
     }
     frees.process_pending();
-    step();
+    if (moved) {
+        step();
+    } else {
+        without_limit(frees.engine, step);
+    }
 }
 
 }  // namespace rekindle

@@ -14,7 +14,7 @@ bool Resizes::about_to_resize(c10::StorageImpl& storage_impl, Bytes nbytes, std:
     }
     StorageRecord& record = *known;
     const Ref<Storage> kept(known);
-    events_.finish_swap_out(record);
+    events_.about_to_write(record);
     const Bytes more = nbytes - record.size;
     if (more < 0 && !record.replayable && record.consumed()) {
         const bool leaves = (newest >= 0 && !registry_.device.is_capturing()) || record.absent;

@@ -265,6 +265,7 @@ void Sources::version_raised(c10::StorageImpl& storage_impl) {
         after.version.expected = -1;
         return;
     }
+    events_.about_to_write(record);
     std::vector<Storage*> made;
     engine_.graph.made_through(record, made);
     bool evicted = false;
@@ -278,6 +279,7 @@ void Sources::version_raised(c10::StorageImpl& storage_impl) {
     // the version check raises.
     if (evicted) {
         record.special.make_external();
+        stays(record);
     } else {
         record.version.expected = -1;
     }
@@ -287,7 +289,7 @@ void Sources::version_raised(c10::StorageImpl& storage_impl) {
 // never read the new contents by mistake. Return the record of the new contents.
 StorageRecord& Sources::new_contents_of(StorageRecord& record) {
     const Ref<Storage> kept(&record);
-    events_.finish_swap_out(record);
+    events_.about_to_write(record);
     if (record.replayable) {
         return storages_.record_external_write(record);
     }
@@ -300,7 +302,16 @@ StorageRecord& Sources::new_contents_of(StorageRecord& record) {
 
 void Sources::make_external(StorageRecord& record) {
     if (!record.special.is_external()) {
-        new_contents_of(record).special.make_external();
+        StorageRecord& now = new_contents_of(record);
+        now.special.make_external();
+        stays(now);
+    }
+}
+
+// Do not move the source `record` to the host any more: other code may write its memory.
+void Sources::stays(StorageRecord& record) {
+    if (record.evictable_while_held && !record.replayable) [[unlikely]] {
+        engine_.set_evictable_while_held(record, false);
     }
 }
 

@@ -119,6 +119,7 @@ private:
     );
     StorageRecord& new_contents_of(StorageRecord& record);
     void make_external(StorageRecord& record);
+    void stays(StorageRecord& record);
     void widen(StorageRecord& record, c10::StorageImpl& storage_impl);
     std::vector<Ref<Storage>> overlapping(c10::StorageImpl& storage_impl);
 
