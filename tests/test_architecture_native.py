@@ -51,7 +51,7 @@ ALLOWED = {room: {*ROOMS[:place]} for place, room in enumerate(ROOMS)} | {
 }
 # The parts of a budget's state, lowest first: folders in `memory`. Each may include itself and the
 # parts before it, and files directly in `memory` may include all of them.
-PARTS = ("records", "observers", "registry", "room", "recomputer", "sources", "held")
+PARTS = ("slices", "records", "observers", "registry", "room", "recomputer", "sources", "held")
 # Headers outside the standard library, and the files that may include them.
 OUTSIDE = {
     r"Python\.h": r"replay/module\.cpp|torch/(pyobjects\.cpp|raised\.cpp|gil\.h)|python/.*",

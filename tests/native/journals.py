@@ -15,10 +15,11 @@ from rekindle.policies import Advised, Policy, Swap
 from rekindle.schedule import Action, Compute, Discard, Free, SwapIn, SwapOut
 
 KINDS = (
-    "reads makes views overwrites takes call admit use pin retain release drop gone forget seal "
-    "spoil account resize require make_room shrink evict set_evictable_while_held lock unlock "
-    "mark unmark clear listen uncounted ahead prefetch planned save fetch discards measured "
-    "swap_out_failed swap_in_failed copy_lost written compute free swap_out swap_in discard"
+    "reads makes views overwrites takes call admit defer hold use pin retain release drop gone "
+    "forget seal spoil account resize require make_room shrink evict set_evictable_while_held "
+    "lock unlock mark unmark clear listen uncounted ahead prefetch planned save fetch discards "
+    "measured swap_out_failed swap_in_failed copy_lost written compute free swap_out swap_in "
+    "discard"
 )
 REPLAYABLE, HELD = 1, 2
 ACTIONS = ("compute", "free", "swap_out", "swap_in", "discard")
@@ -143,7 +144,7 @@ class Replay:
             return
         engine = self.engine
         match entry.kind:
-            case "call" | "admit":
+            case "call" | "admit" | "defer":
                 self.call(entry)
             case "use" | "pin" | "require":
                 value = self.storages[entry.id].values[entry.number]
@@ -202,6 +203,8 @@ class Replay:
         held = bool(entry.flags & HELD)
         if entry.kind == "call":
             self.perform(self.engine.call(call, held=held))
+        elif entry.kind == "defer":
+            self.engine.defer(call)
         else:
             if self.driven:
                 self.prepare(call)

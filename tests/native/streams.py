@@ -16,6 +16,7 @@ from rekindle.schedule import Action, Compute, Discard, Free, SwapIn, SwapOut
 from rekindle.simulator._native import HELD, REPLAYABLE
 
 ADMITTED = 4
+DEFERRED = 8
 WORDS = [
     "call",
     "use",
@@ -48,13 +49,15 @@ WORDS = [
     "measured",
     "copy_lost",
     "written",
+    "hold",
     "fail",
 ]
 EVENTS = [
     *("call",) * 30,
     *("admit",) * 8,
+    *("defer",) * 4,
     *("use", "drop", "release") * 6,
-    *("retain", "pin", "require", "gone", "forget", "seal", "account", "resize"),
+    *("retain", "hold", "pin", "require", "gone", "forget", "seal", "account", "resize"),
     *("shrink", "make_room", "evict", "set_evictable_while_held", "spoil", "listen", "let"),
 ]
 SWAPPING = [
@@ -156,8 +159,8 @@ class Stream:
                 self.engine.check()
 
     def one(self, name: str) -> None:
-        if name in ("call", "admit"):
-            self.draw_call(admitted=name == "admit")
+        if name in ("call", "admit", "defer"):
+            self.draw_call(admitted=name == "admit", deferred=name == "defer")
         elif name in ("shrink", "make_room", "evict", "account", "listen", "clear_reserve"):
             self.draw_global(name)
         elif name in ("ahead", "prefetch", "planned", "discards", "measured", "fail"):
@@ -189,6 +192,8 @@ class Stream:
                 return storage.references > 0
             case "drop":
                 return storage.held
+            case "hold":
+                return not storage.resident and storage.replayable
             case "gone":
                 kept = storage.replayable or not storage.consumers
                 return storage.held and not storage.references and kept
@@ -214,8 +219,8 @@ class Stream:
         value, engine = self.values[number], self.engine
         storage = value.storage
         match name:
-            case "retain":
-                engine.retain(storage)
+            case "retain" | "hold":
+                getattr(engine, name)(storage)
                 self.event(name, number, 0)
             case "gone":
                 self.event(name, number, 0, [Free(s.id) for s in engine.gone(storage)])
@@ -294,7 +299,7 @@ class Stream:
     def make_room(self, nbytes: int) -> bool:
         return self.event("make_room", nbytes, 0, self.engine.make_room(nbytes))
 
-    def draw_call(self, *, admitted: bool) -> None:
+    def draw_call(self, *, admitted: bool, deferred: bool) -> None:
         rng = self.rng
         in_hand = [n for n, v in self.values.items() if v.defined and v.storage.held]
         usable = in_hand if admitted else [*self.values]
@@ -306,14 +311,17 @@ class Stream:
         if admitted and overwritten is not None:
             overwritten = overwritten if self.values[overwritten].storage.replayable else None
         held = rng.random() < 0.5
+        if deferred:
+            overwritten, replayable, held = None, True, True
         call = Call(
             self.calls, "op", rng.randint(0, 9), [self.values[n] for n in inputs], replayable
         )
         self.calls += 1
         call.workspace = 0 if rng.random() < 0.7 else rng.randint(1, 6)
         flags = REPLAYABLE * replayable | HELD * held | ADMITTED * admitted
+        flags |= DEFERRED * deferred
         words = [0, call.id, call.cost, flags, call.workspace, len(inputs), *inputs]
-        made = self.draw_outputs(call, inputs, overwritten)
+        made = self.draw_outputs(call, [] if deferred else inputs, overwritten)
         words += [len(made) // 3, *made]
         words += [1, made[0], overwritten] if overwritten is not None else [0]
         if admitted:
@@ -322,9 +330,12 @@ class Stream:
             if not room or not all(value.defined for value in call.inputs):
                 self.undo(call, made)
                 return
-        self.seen.add("admit" if admitted else "call")
+        self.seen.add("admit" if admitted else "defer" if deferred else "call")
         self.words.extend(words)
-        if admitted:
+        if deferred:
+            self.engine.defer(call)
+            fits = self.perform([])
+        elif admitted:
             freed = self.engine.admit(call, held=held)
             fits = self.perform([Free(storage.id) for storage in freed])
         else:

@@ -71,6 +71,10 @@ class Engine(Exchange):
                 yield from self.forget(source.storage)
         yield from self._materialize(call, None, held)
 
+    def hold(self, storage: Storage) -> None:
+        """Note that a variable of the program holds `storage` again, without its contents."""
+        self._hold(storage)
+
     def use(self, value: Value) -> Iterable[Action]:
         """Bring `value` into memory, and note that a variable of the program holds it now."""
         if not value.defined:
@@ -212,6 +216,20 @@ class Engine(Exchange):
         for _, source in call.overwrites:
             freed += self._prune(source.storage)
         return freed
+
+    def defer(self, call: Call) -> None:
+        """Enter `call`, whose outputs have no room, into the graph as if they were evicted.
+
+        The call did not run. Its outputs count as user-held; a use computes them.
+        """
+        call.ran = True
+        self._link(call)
+        for value in call.outputs:
+            storage = value.storage
+            storage.last_access = self.clock
+            storage.held = True
+            self._evicted_wanted = True
+            self._chooser.evicted(storage)
 
     def account(self, cost: Nanoseconds, nbytes: Bytes = 0, workspace: Bytes = 0) -> None:
         """Count an operator whose results do not enter the graph.

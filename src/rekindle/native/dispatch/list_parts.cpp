@@ -73,7 +73,7 @@ Starts cut(const std::vector<Bytes>& bytes, Bytes most) {
 
 // Return the items of the list `value` from `begin` to `end`.
 c10::IValue part_of(const c10::IValue& value, std::size_t begin, std::size_t end) {
-    auto part = value.toList().copy();  // an empty list of the same type
+    const auto part = value.toList().copy();  // an empty list of the same type
     part.clear();
     for (std::size_t i = begin; i < end; ++i) {
         part.push_back(value.toListRef()[i]);
@@ -128,6 +128,7 @@ bool run_list_in_parts(
     torch::jit::drop(stack, facts.arguments);
     if (facts.returns != 0) {
         std::vector<at::Tensor> all;
+        all.reserve(results.size());
         for (const c10::IValue& each : results) {
             all.push_back(each.toTensor());
         }

@@ -18,6 +18,7 @@
 #include "../torch/versions.h"
 #include "counted_call.h"
 #include "in_place.h"
+#include "sliced_operation.h"
 #include "trial.h"
 
 namespace rekindle {
@@ -61,6 +62,25 @@ bool only_resizes_its_result(const Session& session, const Facts& facts) {
            facts.resizes && facts.returns_written && !facts.talks && !facts.has(Traits::OPAQUE);
 }
 
+// Record which streams wrote and read `after`, the new version of the value `before` in the same
+// memory. Streams that read `before` count as readers of `after` too, so that a later free of the
+// memory waits for them.
+void note_written(
+    Session& session, StreamIndex stream, const StorageRecord& before, const StorageRecord& after
+) {
+    Streams& streams = session.device.streams;
+    if (!streams.has_order(before.id)) {
+        return;
+    }
+    const Order last = streams.order_of(before.id);
+    Order order = streams.made_by(stream);
+    order.readers = last.readers;
+    order.readers.add(stream);
+    order.kept_for = last.kept_for;
+    order.again = last.again;
+    streams.note(after.id, order);
+}
+
 }  // namespace
 
 void Operation::run(const std::optional<c10::Stream>& now) {
@@ -99,16 +119,62 @@ void Operation::run(const std::optional<c10::Stream>& now) {
 
 void Operation::run_as_it_may() {
     if (session_.events.tests.evict_before_every_op) [[unlikely]] {
-        evict_for_tests();
+        evict_for_tests(session_, lock_);
     }
     if (session_.held.eviction && session_.held.eviction->open) [[unlikely]] {
         run_touching();
         return;
     }
-    if (session_.registry.placeholders != 0) [[unlikely]] {
-        bring_inputs();
+    if (session_.registry.placeholders != 0 || parsed_.signature->slicing) [[unlikely]] {
+        run_whole_or_in_slices();
+        return;
     }
-    run_with_inputs();
+    const std::optional<OutOfBudgetError> shortage = out_of_budget_of([&] { run_with_inputs(); });
+    if (shortage && (started_ || !run_in_slices(true))) [[unlikely]] {
+        throw OutOfBudgetError(*shortage);
+    }
+}
+
+// Run the operator while some value has no room. First try what needs no eviction: a value that is
+// read in slices is not restored for that, and an operator that found no room before runs in slices
+// at once.
+void Operation::run_whole_or_in_slices() {
+    const SlicedOperation sliced(session_, facts_, call_, parsed_);
+    if ((sliced.reads_value_without_room() || sliced.has_no_room()) && run_in_slices(false)) {
+        return;
+    }
+    const std::optional<OutOfBudgetError> shortage = out_of_budget_of([&] {
+        bring_inputs();
+        run_with_inputs();
+    });
+    if (shortage && (started_ || !run_in_slices(true))) {
+        throw OutOfBudgetError(*shortage);
+    }
+}
+
+// Run the operator in slices, or note its result as a value without room. Return false, and change
+// nothing, if neither is possible. observed: the learner knows of this operator already.
+bool Operation::run_in_slices(bool observed) {
+    SlicedOperation sliced(session_, facts_, call_, parsed_);
+    if (!sliced.may()) {
+        return false;
+    }
+    sliced.find_slicing(lock_);
+    if (!sliced.has_slices()) {
+        return false;
+    }
+    retry_evicting_held([&] { know_inputs(); });
+    if (!observed) {
+        register_tensor();
+    }
+    needed_ = sliced.bytes_of_results();
+    for (const Geometry& each : parsed_.signature->geometries) {
+        needed_ += each.nbytes();  // what is not in memory thanks to slices
+    }
+    if (foreign_ && !take_private_inputs()) {
+        return false;
+    }
+    return sliced.run(inputs_, recording_, grad_mode_, lock_);
 }
 
 // Decide whether a backward operator writes its result over its incoming gradient; see
@@ -294,26 +360,9 @@ void Operation::note_writer() {
             *parsed_.tensors[position]->unsafe_storage().unsafeGetStorageImpl()
         );
         if (found != nullptr && found->record != nullptr) {
-            note_written(*found->record, *found->record);
+            note_written(session_, stream_, *found->record, *found->record);
         }
     }
-}
-
-// Record which streams wrote and read `after`, the new version of the value `before` in the same
-// memory. Streams that read `before` count as readers of `after` too, so that a later free of the
-// memory waits for them.
-void Operation::note_written(const StorageRecord& before, const StorageRecord& after) {
-    Streams& streams = session_.device.streams;
-    if (!streams.has_order(before.id)) {
-        return;
-    }
-    const Order last = streams.order_of(before.id);
-    Order order = streams.made_by(stream_);
-    order.readers = last.readers;
-    order.readers.add(stream_);
-    order.kept_for = last.kept_for;
-    order.again = last.again;
-    streams.note(after.id, order);
 }
 
 // -- before the operator runs ---------------------------------------------------------------------
@@ -617,19 +666,14 @@ void Operation::register_made(std::span<const Made> made, Nanoseconds cost) {
     if (would_take_over_ && inputs_[0]) [[unlikely]] {
         session_.observers.transcriber.would_take_over(input(0)->id);
     }
-    session_.storages.admit(call, parsed_.signature->workspace + stand_ins());
-}
-
-// Return the bytes of the scratch tensors that a recomputation passes to the operator in place of
-// the running statistics.
-Bytes Operation::stand_ins() {
-    Bytes nbytes = 0;
+    // A recomputation passes scratch tensors to the operator in place of the running statistics.
+    Bytes scratch = 0;
     if (recording_ && facts_.written != 0) {
         for (const std::uint32_t position : parsed_.written) {
-            nbytes += input(position)->nbytes;
+            scratch += input(position)->nbytes;
         }
     }
-    return nbytes;
+    session_.storages.admit(call, parsed_.signature->workspace + scratch);
 }
 
 // Look up the records of the memory that the operator wrote. Return true if another thread has
@@ -671,7 +715,7 @@ bool Operation::written_over(bool recording, Bytes results) {
         }
         record->clear_flags();
         record->version.expected = -1;
-        note_written(*record, *record);
+        note_written(session_, stream_, *record, *record);
         if (facts_.resizes) {
             session_.frees.resized(*record);
         }
@@ -693,7 +737,7 @@ bool Operation::written_over(bool recording, Bytes results) {
     for (const std::uint32_t position : replaced) {
         StorageRecord& before = *input(position);
         StorageRecord& after = session_.storages.record_inplace_write(call, before);
-        note_written(before, after);
+        note_written(session_, stream_, before, after);
         after.flags = facts_.content & (UNWRITTEN | ZEROED);
         if (recording) {
             after.take_unwritten(before);

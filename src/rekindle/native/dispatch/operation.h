@@ -100,13 +100,14 @@ private:
 
     // Methods that are declared `inline` are only called in the file that defines them.
     inline void run_as_it_may();
+    void run_whole_or_in_slices();
+    bool run_in_slices(bool observed);
     void run_with_inputs();
     void run_touching();
     inline void decide_in_place();
     bool may_let_go();
     void let_results_return();
     void bring_inputs();
-    void evict_for_tests();
 
     // Run `step`. If its memory does not fit into the budget, run it once more while user-held
     // values may be evicted.
@@ -129,7 +130,6 @@ private:
     void order_counted();
     void order(std::uint32_t position, const c10::StorageImpl& storage_impl, StorageRecord& record);
     void note_writer();
-    void note_written(const StorageRecord& before, const StorageRecord& after);
     void prune_history();
     void know_inputs();
     void register_tensor();
@@ -194,7 +194,6 @@ private:
     bool inputs_can_be_had() const;
     bool has_moved(const c10::StorageImpl& storage_impl);
     inline void register_made(std::span<const Made> made, Nanoseconds cost);
-    inline Bytes stand_ins();
     bool look_up_written();
     bool written_over(bool recording, Bytes results);
     void link(Recipe& call, bool statistics, bool first_is_last);
@@ -247,6 +246,7 @@ private:
     StreamIndex stream_ = 0;  // stream that the operator runs on
     const bool grad_mode_;    // grad mode was on when the operator was called
     bool begun_ = false;      // this operation is registered as a `Reader`
+    bool started_ = false;    // the kernel may have taken its arguments off the stack
     bool recording_ = false;
     // The results get a recipe only if a trial recomputation gives the same bits.
     bool tried_ = false;

@@ -113,7 +113,9 @@ void Operation::call() {
     const bool refusable = may_be_refused();
     if (refusable || (session_.device.queues() && may_run_again())) [[unlikely]] {
         call_until_it_fits(refusable);
+        started_ = true;
     } else {
+        started_ = true;
         // A kernel that cannot run again is stopped if its memory does not fit, also after
         // evictions.
         const bool limited = is_limited(session_, facts_, *parsed_.signature);
@@ -154,10 +156,10 @@ void Operation::call_until_it_fits(bool refusable) {
         limited = session_.in_progress.started == begun && refused > before;
         before = refused;
         ++session_.observers.repeated_calls;
+        call_.put_back({arguments.data(), arguments.size()});
         if (limited && !find_room_inside(refused)) {
             ignores = true;
         }
-        call_.put_back({arguments.data(), arguments.size()});
     }
 }
 

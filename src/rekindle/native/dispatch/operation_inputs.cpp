@@ -19,18 +19,14 @@ void Operation::note_read(StorageList& read) const {
 // Restore the inputs of the operator that were evicted while variables of the program refer to
 // them.
 void Operation::bring_inputs() {
+    if (reads_only_shape(facts_, 0)) {
+        return;
+    }
     for (const c10::TensorImpl* tensor : parsed_.tensors) {
         retry_evicting_held([&] {
             session_.room.bring_back(*tensor->unsafe_storage().unsafeGetStorageImpl());
         });
     }
-}
-
-// For tests: evict every value that may be evicted before the operator runs.
-void Operation::evict_for_tests() {
-    about_to_let_go(session_, lock_);
-    session_.room.evict_all();
-    with_held_evictable(session_, lock_, [&] { session_.room.evict_all(); });
 }
 
 // Look up the storage records of all tensor arguments, and note the version counters that recipes

@@ -40,6 +40,35 @@ bool is_result_of_newest_node(const at::Tensor& tensor) {
            node->thread_id() == at::RecordFunction::currentThreadId();
 }
 
+// Return true if `record` is a value without room (NOTE [Values without room]) that does not fit
+// into the budget now.
+bool is_without_room(const Session& session, const StorageRecord& record) {
+    return !record.resident && record.replayable && recipe_of(*record.root.call).sliced() &&
+           !session.engine.has_room(session.room.bytes_to_restore(record));
+}
+
+bool is_without_room(Session& session, const c10::TensorImpl& tensor) {
+    if (session.registry.placeholders == 0 || !has_memory(tensor)) [[likely]] {
+        return false;
+    }
+    const AddressEntry* found =
+        session.registry.find(*tensor.unsafe_storage().unsafeGetStorageImpl());
+    return found != nullptr && found->record != nullptr && is_without_room(session, *found->record);
+}
+
+// Return the empty storage by which the program refers to `record`, a value without room.
+StoragePtr placeholder_of(Session& session, StorageRecord& record) {
+    StoragePtr storage_impl = record.at();
+    if (!storage_impl) {
+        storage_impl = session.registry.make_placeholder_of(record);
+    }
+    if (!record.held) {
+        session.events.perform([&] { session.engine.hold(record); });
+        session.registry.held_list.add(record);
+    }
+    return storage_impl;
+}
+
 }  // namespace
 
 SavedTensorHandle::~SavedTensorHandle() {
@@ -82,7 +111,9 @@ bool SavedTensorHandle::pack(const c10::TensorImpl& tensor, bool by_its_own_node
     Session& session = *session_;
     session.observers.due.owners_due |= session.observers.due.models_due;
     session.frees.process_pending_if_needed();
-    bring_back(session, lock, tensor);
+    if (!is_without_room(session, tensor)) [[likely]] {
+        bring_back(session, lock, tensor);
+    }
     StorageRecord* record = find_or_register(session, lock, tensor);
     if (record == nullptr) {
         return false;
@@ -171,6 +202,36 @@ void bring_back_saved(Session& session, Locked& lock, StorageRecord& record) {
     }
 }
 
+// Do the same, but return false if `record` has no room, and operators can read it in slices.
+bool bring_back_if_it_fits(Session& session, Locked& lock, StorageRecord& record) {
+    if (record.resident) [[likely]] {
+        bring_back_saved(session, lock, record);
+        return true;
+    }
+    if (is_without_room(session, record)) {
+        return false;
+    }
+    const std::optional<OutOfBudgetError> shortage =
+        out_of_budget_of([&] { bring_back_saved(session, lock, record); });
+    if (shortage) {
+        const Recipe& recipe = recipe_of(*record.root.call);
+        if (!session.may_slice() || !(recipe.sliced() || can_run_in_slices(recipe))) {
+            throw OutOfBudgetError(*shortage);
+        }
+    }
+    return !shortage;
+}
+
+void about_to_unpack(Session& session) {
+    note_backward_pass(session);
+    if (!session.device.is_capturing()) {
+        session.frees.process_pending_if_needed();
+        if (session.events.tests.evict_before_every_op) [[unlikely]] {
+            session.room.evict_all();
+        }
+    }
+}
+
 }  // namespace
 
 at::Tensor SavedTensorHandle::call_unpack_hook() {
@@ -188,13 +249,7 @@ at::Tensor SavedTensorHandle::call_unpack_hook() {
     at::Tensor found = translate_errors(*session_, [&] {
         Locked lock;
         Session& session = *session_;
-        note_backward_pass(session);
-        if (!session.device.is_capturing()) {
-            session.frees.process_pending_if_needed();
-            if (session.events.tests.evict_before_every_op) [[unlikely]] {
-                session.room.evict_all();
-            }
-        }
+        about_to_unpack(session);
         if (storage_) [[unlikely]] {
             track(session, lock);
         }
@@ -210,8 +265,10 @@ at::Tensor SavedTensorHandle::call_unpack_hook() {
         }
         if (StorageRecord& record = current(*record_);
             record.replayable || !record.held || record.evictable_while_held) {
-            bring_back_saved(session, lock, record);
             session.observers.unpacked.add(node.get(), record.id);
+            if (!bring_back_if_it_fits(session, lock, record)) [[unlikely]] {
+                return in(placeholder_of(session, record));
+            }
         }
         if (kept_.defined()) [[unlikely]] {
             return kept_;

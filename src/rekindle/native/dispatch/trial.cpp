@@ -11,6 +11,7 @@
 
 #include "../base/clock.h"
 #include "../memory/records/recipe.h"
+#include "../ops/call_again.h"
 #include "../ops/kernel_operands.h"
 #include "../torch/arguments.h"
 #include "../torch/raised.h"

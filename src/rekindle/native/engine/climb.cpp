@@ -45,6 +45,15 @@ private:
     bool& spares_;
 };
 
+// Return true if the topmost call in progress must still run again and all its inputs are in
+// memory. Events of other threads may have changed either.
+bool can_run(const Frame& frame) {
+    const Call& call = *frame.call;
+    const bool wanted = frame.wanted == nullptr || is_missing(*frame.wanted);
+    return wanted && call.replayable && call.linked &&
+           std::ranges::all_of(call.inputs(), [](const Edge& edge) { return edge.value->defined; });
+}
+
 }  // namespace
 
 // -- first runs -----------------------------------------------------------------------------------
@@ -223,12 +232,6 @@ void Engine::require_quietly(Value& value) {
             materialize(*value.call, &value, false);
         }
     } while (!value.defined && visits != visits_);
-}
-
-// Return true if `value` is not in memory and can be recomputed. Callers check this again after
-// events of other threads, which may change both.
-bool Engine::is_missing(const Value& value) noexcept {
-    return !value.defined && !value.storage->dissolved && value.storage->replayable;
 }
 
 // Run `call` after recomputing its evicted inputs. See NOTE [Recomputation without recursion] for
@@ -447,15 +450,6 @@ Bytes Engine::bytes_beside(const Call& call, bool in_place) const {
         }
     }
     return call.nbytes - taken_over + workspace_of(call);
-}
-
-// Return true if the topmost call in progress must still run again and all its inputs are in
-// memory. Events of other threads may have changed either.
-bool Engine::can_run(const Frame& frame) {
-    const Call& call = *frame.call;
-    const bool wanted = frame.wanted == nullptr || is_missing(*frame.wanted);
-    return wanted && call.replayable && call.linked &&
-           std::ranges::all_of(call.inputs(), [](const Edge& edge) { return edge.value->defined; });
 }
 
 // Make room for the topmost call in progress, run it, and update the engine's state with its

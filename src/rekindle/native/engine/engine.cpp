@@ -51,6 +51,25 @@ void Engine::admit(Call& call, bool held) {
     free_all();
 }
 
+void Engine::defer(Call& call) {
+    note_call(Entry::Kind::defer, call, true);
+    const Event event(*this);
+    call.ran = true;
+    link(call);
+    for (const Value* value : call.outputs()) {
+        Storage& storage = *value->storage;
+        storage.last_access = clock;
+        storage.held = true;
+        evicted_wanted_ = true;
+        chooser_->evicted(storage);
+    }
+}
+
+void Engine::hold(Storage& storage) {
+    note_event(Entry::Kind::hold, storage.id);
+    hold_by_program(storage);
+}
+
 void Engine::use(Value& value) {
     note_value(Entry::Kind::use, value);
     const Event event(*this);

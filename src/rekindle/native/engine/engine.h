@@ -88,6 +88,12 @@ public:
     // Adds the call and its outputs to the graph of calls and values (`graph`). held: variables of
     // the program hold the outputs.
     void admit(Call& call, bool held);
+    // Event: the program has called an operator whose outputs have no room. The operator did not
+    // run. Adds the call and its outputs, which variables of the program hold, to the graph as if
+    // they were evicted: a use computes them.
+    void defer(Call& call);
+    // Event: a variable of the program holds the evicted `storage` again, without its contents.
+    void hold(Storage& storage);
     // Event: the program reads `value`. Restores the value if it is evicted. The value counts as
     // user-held from now on.
     void use(Value& value);
@@ -176,7 +182,6 @@ private:
     void readmit(const Frame& frame, bool in_place, bool lent);
     void drop_unasked(Call& call);
     void lend(const Call& call);
-    static bool is_missing(const Value& value) noexcept;
     bool copies(const Value& value) const;
     Nanoseconds climb_ns(const Value& value, Nanoseconds limit) const;
     void swap_in(Storage& storage, bool early = false);
@@ -184,7 +189,6 @@ private:
     std::vector<Storage*> open_anew(std::size_t at);
     bool give_up(std::size_t first);
     bool may_consume(const Frame& frame) const;
-    static bool can_run(const Frame& frame);
     Bytes bytes_beside(const Call& call, bool in_place) const;
     Bytes take_over(const Overwrite& overwrite);
     template <class F>

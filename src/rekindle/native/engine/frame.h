@@ -74,4 +74,10 @@ struct Frame final {
     bool gave_up = false;
 };
 
+// Return true if `value` is not in memory and can be recomputed. Callers check this again after
+// events of other threads, which may change both.
+inline bool is_missing(const Value& value) noexcept {
+    return !value.defined && !value.storage->dissolved && value.storage->replayable;
+}
+
 }  // namespace rekindle

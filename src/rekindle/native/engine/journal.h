@@ -29,8 +29,10 @@ struct Entry final {
         takes,       // id: operator; number: bytes of workspace, if the operator has one
         call,        // id: operator; number: cost; flags: `REPLAYABLE`, `HELD`
         admit,       // as `call`
-        use,         // number: position of the value
-        pin,         // number: position of the value
+        defer,       // as `call`
+        hold,
+        use,  // number: position of the value
+        pin,  // number: position of the value
         retain,
         release,
         drop,

@@ -85,6 +85,13 @@ void retry_evicting_held(Session& session, Locked& lock, Step&& step) {
     });
 }
 
+// For tests: evict every value that may be evicted before the operator runs.
+inline void evict_for_tests(Session& session, Locked& lock) {
+    about_to_let_go(session, lock);
+    session.room.evict_all();
+    with_held_evictable(session, lock, [&] { session.room.evict_all(); });
+}
+
 // Restore the contents of `tensor`, if they were evicted while the program held the tensor.
 inline void bring_back(Session& session, Locked& lock, const c10::TensorImpl& tensor) {
     if (session.registry.placeholders != 0 && has_memory(tensor)) [[unlikely]] {

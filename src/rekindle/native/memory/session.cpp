@@ -210,6 +210,12 @@ std::size_t drivers_alive() noexcept {
     return sessions().size();
 }
 
+bool Session::may_slice() const noexcept {
+    return slices && held.evicts_last && events.swapper == nullptr && own_policy == nullptr &&
+           never_recompute == 0 && device.which().is_cpu() && !events.only_counting.on() &&
+           can_make_placeholders();
+}
+
 void Session::close() {
     // The books are closed also if a value cannot be restored: its operator fails, or Ctrl-C.
     const auto closed = c10::make_scope_exit([&] { close_books(); });

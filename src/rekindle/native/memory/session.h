@@ -113,11 +113,15 @@ public:
 
     // object that recognizes repeated training steps; null: steps are not followed
     std::unique_ptr<StepObserver> steps;
+    bool slices = false;            // operators that have no room run in slices
     bool uses_arena = false;        // PyTorch's CPU allocations come from rekindle's arena
     std::atomic<int> rejoined = 0;  // how often other code had cleared the dispatch key (`rejoin`)
 
     // Sequence number of this session in the process, counted from 1; never reused.
     const std::uint64_t ordinal;
+
+    // Return true if operators that have no room may run in slices.
+    bool may_slice() const noexcept;
 
     // End the budget, and restore the evicted values that the program holds. From now on a freed
     // storage or a destroyed handle is processed at once, because no later operator call would

@@ -189,6 +189,18 @@ struct SwapReadError final : Error {
     std::string site;
 };
 
+// The program reads a value that had no room, and that cannot be computed any more, because a
+// tensor that it needs was overwritten.
+struct LostValueError final : Error {
+    LostValueError(const char* maker, Bytes size)
+        : Error("a value that was never computed cannot be any more"), site(maker), nbytes(size) {}
+
+    [[noreturn]] void raise(Session& session) const override;
+
+    const char* site;
+    Bytes nbytes;
+};
+
 // A tensor that an operator reads is not in memory when the operator runs. This is a defect of the
 // native core.
 struct MissingInputError final : Error {

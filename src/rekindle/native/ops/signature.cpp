@@ -234,6 +234,52 @@ Need Signature::predict(
     }
 }
 
+// Call the operator's meta kernel on `metas`, which may be moved from. Return its results.
+torch::jit::Stack Signature::run_on_meta(
+    std::span<at::Tensor> metas, std::span<const c10::IValue> unkeyed_args
+) const {
+    torch::jit::Stack stack;
+    arguments(stack, metas, unkeyed_args);
+    on_meta(facts, op, stack);
+    // Hide the call of the meta kernel from the program's profiler.
+    const at::DisableRecordFunctionGuard unseen;
+    op.callBoxed(stack);
+    return stack;
+}
+
+Slicing Signature::find_slicing(std::span<const c10::IValue> unkeyed_args) const {
+    Slicing found;
+    std::vector<at::Tensor> metas;
+    metas.reserve(geometries.size());
+    for (const Geometry& geometry : geometries) {
+        metas.push_back(meta_of(geometry));
+    }
+    try {
+        const ReplayDispatchGuard guard(false);
+        std::vector<at::Tensor> kept = metas;
+        each_tensor(run_on_meta(metas, unkeyed_args), [&](std::uint32_t, const at::Tensor& tensor) {
+            found.results.push_back(
+                tensor.defined() ? Geometry::of(*tensor.unsafeGetTensorImpl()) : Geometry()
+            );
+            found.results.back().device = geometries[0].device;
+        });
+        torch::jit::Stack given;
+        arguments(given, kept, unkeyed_args);
+        found.blockwise = is_blockwise(facts, op, given);
+        for (std::size_t i = 0; !found.results.empty() && i < found.results[0].sizes.size(); ++i) {
+            found.axes.push_back(axes_of_arguments(
+                facts, op, geometries, given, found.results[0], static_cast<int>(i)
+            ));
+        }
+    } catch (const std::exception& error) {
+        if (ends_the_program(error)) {
+            throw;
+        }
+        found = {};  // the operator itself reports invalid arguments
+    }
+    return found;
+}
+
 Bytes Signature::bytes_on_meta(
     std::span<const c10::IValue> unkeyed_args, const Device& device
 ) const {
@@ -246,12 +292,7 @@ Bytes Signature::bytes_on_meta(
         known.put(storage_impl, device.rounded(static_cast<Bytes>(storage_impl->nbytes())));
     }
     const std::vector<at::Tensor> kept = metas;
-    torch::jit::Stack stack;
-    arguments(stack, metas, unkeyed_args);
-    on_meta(facts, op, stack);
-    // Hide the call of the meta kernel from the program's profiler.
-    const at::DisableRecordFunctionGuard unseen;
-    op.callBoxed(stack);
+    const torch::jit::Stack stack = run_on_meta(metas, unkeyed_args);
     Bytes total = 0;
     Bytes element = 0;  // Bytes per element of the results.
     each_tensor(stack, [&](std::uint32_t /*position*/, const at::Tensor& tensor) {

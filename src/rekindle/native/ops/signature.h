@@ -24,6 +24,7 @@
 #include "../torch/geometry.h"
 #include "facts.h"
 #include "probation.h"
+#include "slicing.h"
 
 namespace rekindle {
 
@@ -68,6 +69,7 @@ public:
     Bytes workspace = 0;
     int watched = 0;  // Number of calls whose workspace was measured.
     Probation probation;
+    std::optional<Slicing> slicing;  // result of `find_slicing`; none until somebody asked
     std::size_t latest = 0;  // Number of the latest call with this signature (`CallHistory`).
 
     // Predict the bytes of the results by the operator's meta kernel, which computes only shapes.
@@ -78,6 +80,9 @@ public:
         std::span<const c10::IValue> unkeyed_args,
         const Device& device
     ) const;
+    // Return how calls with this signature run in slices. This may run Python code, so the caller
+    // must not hold the session mutex.
+    Slicing find_slicing(std::span<const c10::IValue> unkeyed_args) const;
     // Record which of a call's results have new storages (`positions`), and their total bytes.
     void learn(std::span<const std::uint32_t> positions, Bytes nbytes, bool non_strided_result);
     // Record that one run of the operator took `elapsed`. The cost is the shortest measured time.
@@ -115,6 +120,9 @@ private:
     };
 
     Part part_of(const c10::IValue& value) const;
+    torch::jit::Stack run_on_meta(
+        std::span<at::Tensor> metas, std::span<const c10::IValue> unkeyed_args
+    ) const;
     Bytes bytes_on_meta(std::span<const c10::IValue> unkeyed_args, const Device& device) const;
 
     std::vector<Part> parts_;

@@ -419,6 +419,7 @@ PyMethodDef* module_methods() {
         method<check>("check"),
         method<predict_in_place>("predict_in_place"),
         method<rekindle::set_flag<&Session::uses_arena>>("uses_arena"),
+        method<rekindle::set_flag<&Session::slices>>("slices"),
         method<arena>("arena"),
         method<count_allocations>("count_allocations"),
         method<drivers_alive>("drivers_alive"),

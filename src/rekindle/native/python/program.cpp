@@ -410,6 +410,10 @@ void ExternalWriteError::raise(Session& /*session*/) const {
     throw_python("foreign_input", "s", site);
 }
 
+void LostValueError::raise(Session& /*session*/) const {
+    throw_python("lost_value", "sL", site, static_cast<long long>(nbytes));
+}
+
 void SwapReadError::raise(Session& session) const {
     throw_python("swap_failed", "ns", session.observers.number, site.c_str());
 }

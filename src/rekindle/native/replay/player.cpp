@@ -240,6 +240,8 @@ void Player::event_about(Word word, Known& about, std::int64_t number) {
             return engine_.copy_lost(storage);
         case Word::written:
             return engine_.written(storage);
+        case Word::hold:
+            return engine_.hold(storage);
         case Word::let:
             about = Known();
             return;
@@ -261,7 +263,9 @@ void Player::event_call() {
     if (follower_) {
         follower_->before(call->id);
     }
-    if ((flags & admitted) != 0) {
+    if ((flags & deferred) != 0) {
+        engine_.defer(*call);
+    } else if ((flags & admitted) != 0) {
         engine_.admit(*call, (flags & held) != 0);
     } else {
         engine_.call(*call, (flags & held) != 0);

@@ -56,6 +56,7 @@ enum class Word : std::int64_t {
     measured,   // arguments: bytes per second of swap-out, swap-in; 0: unchanged
     copy_lost,  // argument: a value
     written,    // argument: a value
+    hold,       // argument: a value
     // argument: number of transfers until one fails, not counting transfers that cannot fail
     fail,
 };
@@ -85,7 +86,7 @@ public:
     // budget had no room, and record this failure.
     enum Watch : std::int64_t { steps_only = 1, check = 2, forgive = 4 };
 
-    enum Flags : std::int64_t { replayable = 1, held = 2, admitted = 4 };
+    enum Flags : std::int64_t { replayable = 1, held = 2, admitted = 4, deferred = 8 };
 
     // An action is recorded as 8 * storage (or operator, for a `Compute`) + one of these constants.
     enum Action : std::int64_t {

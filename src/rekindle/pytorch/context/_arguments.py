@@ -40,6 +40,7 @@ class Arguments:
     of: Literal["allocated", "reserved"] = "allocated"
     cache: bool = True
     arena: bool = True
+    split: Literal["never", "equal"] = "never"
 
     def __post_init__(self) -> None:
         self.limit  # noqa: B018 - it checks the amount
@@ -54,6 +55,7 @@ class Arguments:
         checks.switch(self.cache, "rekindle.budget(..., cache={})")
         checks.switch(self.arena, "rekindle.budget(..., arena={})")
         self._check_evict()
+        self._check_split()
         checks.one_of(self.of, ("allocated", "reserved"), "rekindle.budget(..., of={})")
         device = device_of(self.device)
         check_device(device)
@@ -68,6 +70,15 @@ class Arguments:
                 "that your variables hold only when nothing else is left to evict), "
                 'evict="saved" (never evicts them) or evict="anything" (evicts them at any '
                 "time)"
+            )
+
+    def _check_split(self) -> None:
+        checks.one_of(self.split, ("never", "equal"), "rekindle.budget(..., split={})")
+        if self.split == "equal" and not self.evicts_held_last:
+            raise InvalidArgument(
+                'rekindle.budget(..., split="equal"): needs evict="auto" without swap=, and torch '
+                "2.12 or later, because a tensor that your variables hold may have no memory. "
+                'Leave out evict= and swap=, or write split="never"'
             )
 
     def _check_anything(self) -> None:

@@ -101,6 +101,9 @@ class budget:
             (or `REKINDLE_CACHE`) for later processes.
         arena: On a CPU, take PyTorch's memory from an arena that returns freed memory to the
             system, so that the process stays near the budget too. False leaves it to the C library.
+        split: What happens if an operator does not fit as a whole. "never": `OutOfBudget`. "equal":
+            on a CPU, operators run in slices where that gives the same bits, so that a budget can
+            be smaller than the scores of a large vocabulary. Needs `evict="auto"`.
 
     Raises:
         InvalidBudget: `amount` is not an amount of bytes.
@@ -135,9 +138,21 @@ class budget:
         of: Literal["allocated", "reserved"] = "allocated",
         cache: bool = True,
         arena: bool = True,
+        split: Literal["never", "equal"] = "never",
     ) -> None:
         self._arguments = Arguments(
-            amount, policy, device, record, learn, swap, swap_directory, evict, of, cache, arena
+            amount,
+            policy,
+            device,
+            record,
+            learn,
+            swap,
+            swap_directory,
+            evict,
+            of,
+            cache,
+            arena,
+            split,
         )
         self._stack: ExitStack | None = None  # not None while the budget is active
         self._used = False
@@ -257,6 +272,7 @@ class budget:
             policy,
         )
         core.uses_arena(driver.handle, given.uses_arena(device))
+        core.slices(driver.handle, given.split == "equal")
         if given.of == "reserved" and is_accelerator(device):
             driver.keep_reserved()
         run = Run(driver, policy, record=given.record)

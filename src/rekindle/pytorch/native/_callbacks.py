@@ -34,6 +34,7 @@ from rekindle.pytorch.operators import (
     collective_in_replay,
     foreign_input,
     gathered_input,
+    lost_value,
     modified_input,
     recomputed_in_a_graph,
     resized_input,
@@ -146,6 +147,9 @@ class PythonCallbacks:
 
     def gathered_input(self, nbytes: Bytes, changed: int) -> Unsupported:
         return gathered_input(nbytes, bool(changed))
+
+    def lost_value(self, made_by: str, nbytes: Bytes) -> RuntimeError:
+        return lost_value(made_by, nbytes)
 
     def modified_input(self, made_by: str, now: int, expected: int) -> RuntimeError:
         return modified_input(made_by, now, expected)

@@ -185,6 +185,10 @@ class Core(Protocol):
         """Let PyTorch's CPU allocations come from Rekindle's own allocator (arena), if `on`."""
         ...
 
+    def slices(self, driver: Handle, on: bool, /) -> None:
+        """Let operators that have no room run in slices, if `on`."""
+        ...
+
     def keep_reserved(self, driver: Handle, /) -> None:
         """Let the budget limit the memory that the device's allocator reserves."""
         ...

@@ -20,12 +20,12 @@ from rekindle.schedule import Compute, Discard, Free, Recorder, SwapIn, SwapOut
 from rekindle.trace import Trace, TraceBuilder, taking_over
 
 KINDS: Final = (
-    "reads", "makes", "views", "overwrites", "takes", "call", "admit", "use", "pin", "retain",
-    "release", "drop", "gone", "forget", "seal", "spoil", "account", "resize", "require",
-    "make_room", "shrink", "evict", "set_evictable_while_held", "lock", "unlock", "mark", "unmark",
-    "clear", "listen", "uncounted", "ahead", "prefetch", "planned", "save", "fetch", "discards",
-    "measured", "swap_out_failed", "swap_in_failed", "copy_lost", "written", "compute", "free",
-    "swap_out", "swap_in", "discard",
+    "reads", "makes", "views", "overwrites", "takes", "call", "admit", "defer", "hold", "use",
+    "pin", "retain", "release", "drop", "gone", "forget", "seal", "spoil", "account", "resize",
+    "require", "make_room", "shrink", "evict", "set_evictable_while_held", "lock", "unlock", "mark",
+    "unmark", "clear", "listen", "uncounted", "ahead", "prefetch", "planned", "save", "fetch",
+    "discards", "measured", "swap_out_failed", "swap_in_failed", "copy_lost", "written", "compute",
+    "free", "swap_out", "swap_in", "discard",
 )  # fmt: skip
 """The kinds of the journal's entries, in the order of native/engine/journal.h."""
 _REPLAYABLE: Final = 1
@@ -191,11 +191,13 @@ class _Reader:
                 self._made.append((storage, number))
             case "overwrites":
                 self._overwrites[storage] = number
-            case "admit":
+            case "admit" | "defer":
                 self._call(number, bool(flags & _REPLAYABLE))
             case "use" | "pin" | "retain" | "release" | "drop" | "seal":
                 self._references[storage] += (kind == "retain") - (kind == "release")
                 getattr(self.builder, kind)(self._values[storage])
+            case "hold":
+                self.builder.use(self._values[storage])
             case "gone":
                 self.builder.drop(self._values[storage])
             case "uncounted" if storage in self._counted:

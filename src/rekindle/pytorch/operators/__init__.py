@@ -31,6 +31,7 @@ from rekindle.pytorch.operators._refusals import changed_size as changed_size
 from rekindle.pytorch.operators._refusals import collective_in_replay as collective_in_replay
 from rekindle.pytorch.operators._refusals import foreign_input as foreign_input
 from rekindle.pytorch.operators._refusals import gathered_input as gathered_input
+from rekindle.pytorch.operators._refusals import lost_value as lost_value
 from rekindle.pytorch.operators._refusals import modified_input as modified_input
 from rekindle.pytorch.operators._refusals import recomputed_in_a_graph as recomputed_in_a_graph
 from rekindle.pytorch.operators._refusals import resized_input as resized_input

@@ -41,6 +41,16 @@ def gathered_input(nbytes: Bytes, changed: bool) -> Unsupported:
     )
 
 
+def lost_value(made_by: str, nbytes: Bytes) -> RuntimeError:
+    """Return the error for a value without room, read after a tensor it needs was overwritten."""
+    return RuntimeError(
+        f"a result of {made_by} ({format_bytes(nbytes)}) had no room in the budget, so it was only "
+        "computed in slices, where operators read it. A tensor that it is computed from was "
+        "overwritten since (by an optimizer step, for example), so it cannot be computed any more. "
+        "Read it before that, or raise the budget by its size"
+    )
+
+
 def modified_input(made_by: str, now: int, expected: int) -> RuntimeError:
     """Return the error for a modified tensor that a recomputation needs (R7, version check)."""
     return RuntimeError(

@@ -178,7 +178,7 @@ void Held::bring_all_back() {
 std::exception_ptr Held::restore_all_placeholders() {
     std::vector<Ref<Storage>> missing;
     for (Storage* each = engine_.first_storage(); each != nullptr; each = each->next) {
-        if (record_of(*each).placeholder) {
+        if (record_of(*each).placeholder && !record_of(*each).lost) {
             missing.emplace_back(each);
         }
     }

@@ -217,11 +217,14 @@ void Recomputer::compute_now(Call& call, bool in_place) {
         }
         throw;
     }
-    ++registry_.observers.recomputations;
-    events_.tests.recomputed(recipe.facts);
-    // If another thread removed the recipe while the recomputation ran, nothing needs the outputs.
-    if (!call.replayable || !call.linked) {
-        return;
+    if (call.ran) {
+        ++registry_.observers.recomputations;
+        events_.tests.recomputed(recipe.facts);
+        // If another thread removed the recipe while the recomputation ran, nothing needs the
+        // outputs.
+        if (!call.replayable || !call.linked) {
+            return;
+        }
     }
     settle_results(recipe, storages, order);
     if (registry_.observers.audit) [[unlikely]] {

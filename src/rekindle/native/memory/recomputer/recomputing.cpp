@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "../../ops/call_again.h"
 #include "../../torch/global_flags.h"
 #include "../../torch/raised.h"
 #include "../../torch/storage_ptr.h"

@@ -4,8 +4,11 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
+#include <vector>
 
+#include "../../ops/call_again.h"
 #include "../../torch/dispatch_key.h"
 #include "../../torch/geometry.h"
 #include "../../torch/global_flags.h"
@@ -13,6 +16,7 @@
 #include "../../torch/replay_dispatch_guard.h"
 #include "../../torch/storage_ptr.h"
 #include "../../torch/thread_state.h"
+#include "../slices/evaluation.h"
 #include "storage_record.h"
 
 namespace rekindle {
@@ -118,59 +122,46 @@ c10::SmallVector<StoragePtr, 2> output_storages(
 
 }  // namespace
 
-std::int64_t flags_of(const Signature& signature) {
-    // The default dtype is that of results of integers and Python numbers, and of tensors that are
-    // made without any.
-    const bool has_dtype = std::ranges::any_of(signature.geometries, [](const Geometry& each) {
-        const c10::ScalarType type = each.dtype.toScalarType();
-        return c10::isFloatingType(type) || c10::isComplexType(type);
-    });
-    const std::int64_t then = signature.key[1];
-    return signature.facts.is_aten && has_dtype ? with_present_dtype(then) : then;
-}
+namespace {
 
-torch::jit::Stack call_again(
-    const Signature& signature,
-    std::span<at::Tensor> tensors,
-    std::span<const c10::IValue> unkeyed_args,
-    std::span<const std::unique_ptr<RngCheckpoint>> random,
-    bool grad_mode,
-    c10::function_ref<void(c10::function_ref<void()>)> calling
-) {
-    torch::jit::Stack stack;
-    signature.arguments(stack, tensors, unkeyed_args);
-    if (signature.takes_over) {
-        stack.push_back(stack.front());
+// Compute the outputs of `recipe` in slices.
+c10::SmallVector<StoragePtr, 2> run_in_slices(const Recipe& recipe, Calling calling) {
+    c10::SmallVector<StoragePtr, 4> leaves;
+    for (const Edge& edge : recipe.inputs()) {
+        leaves.push_back(input_storage(record_of(*edge.value->storage)));
     }
-    // NOLINTNEXTLINE(bugprone-unchecked-optional-access): there if it takes over
-    const c10::OperatorHandle& op = signature.takes_over ? *signature.facts.twin : signature.op;
-    const bool is_tried = signature.facts.has(Traits::TRIED);
-    std::optional<ThreadState> then;
-    std::optional<ScopedThreadState> state;
-    std::optional<ReplayDispatchGuard> guard;
-    if (is_tried) [[unlikely]] {
-        then = ThreadState::in(signature.key);
-        state.emplace(*then);
-    } else {
-        guard.emplace(grad_mode);
-    }
-    calling([&] {
-        const ScopedGlobalFlags switched(
-            flags_of(signature), signature.key[2], signature.facts.is_aten
-        );
-        if (is_tried) [[unlikely]] {
-            const auto body = [&] { op.redispatchBoxed(then->keys, &stack); };
-            random.empty() ? body() : PrivateGenerators(random).call_body(op, stack, body);
-        } else if (random.empty()) {
-            op.callBoxed(stack);
-        } else {
-            PrivateGenerators(random).call(op, stack);
+    c10::SmallVector<StoragePtr, 2> made;
+    calling(leaves, [&] {
+        const auto leaf = [&](StorageRecord& record) { return record.at(); };
+        const SlicedCall& sliced = *recipe.sliced();
+        std::optional<SlicePlan> plan = recipe.aside->plan;
+        while (made.empty()) {
+            try {
+                const std::vector<StoragePtr> results = compute_in_slices(sliced, *plan, leaf);
+                made.append(results.begin(), results.end());
+            } catch (const UnequalSlices&) {
+                plan = recipe.ran ? plan_of(sliced, plan->workspace) : std::nullopt;
+                if (!plan) {
+                    throw;
+                }
+            }
         }
     });
-    return stack;
+    return made;
+}
+
+}  // namespace
+
+bool can_run_in_slices(const Recipe& recipe) {
+    return recipe.replayable && recipe.facts != nullptr && recipe.signature && !recipe.sliced() &&
+           recipe.n_outputs == 1 && recipe.random().empty() && recipe.written().empty() &&
+           !recipe.signature->takes_over && has_slices(*recipe.facts, recipe.signature->op);
 }
 
 c10::SmallVector<StoragePtr, 2> run_again(const Recipe& recipe, bool in_place, Calling calling) {
+    if (recipe.sliced()) [[unlikely]] {
+        return run_in_slices(recipe, calling);
+    }
     c10::SmallVector<StoragePtr, 4> storages = storages_of(recipe);
     // True if the call writes inputs in place. Without `in_place` it then writes copies of them
     // (R3, in-place writes).

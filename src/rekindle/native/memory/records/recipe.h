@@ -24,6 +24,8 @@
 #include "../../ops/signature.h"
 #include "../../torch/rng_history.h"
 #include "../../torch/storage_ptr.h"
+#include "../slices/plan.h"
+#include "../slices/sliced_call.h"
 
 namespace rekindle {
 
@@ -54,6 +56,10 @@ struct Recipe final : Call {
         bool first_is_last = false;
         // Bytes that the operator uses internally while it runs.
         Bytes workspace = 0;
+        // The results are computed in slices, because an argument has never been in memory. The
+        // inputs of the engine's `Call` are then the leaves of `sliced`. Null: as a whole.
+        SlicedCallPtr sliced;
+        SlicePlan plan;  // how the results are computed in slices
     };
 
     std::unique_ptr<Aside> aside;
@@ -73,6 +79,12 @@ struct Recipe final : Call {
                      : std::span<const std::uint32_t>();
     }
 
+    // Return the call by which the results are computed in slices, or null.
+    const SlicedCallPtr& sliced() const noexcept {
+        static const SlicedCallPtr none;
+        return aside ? aside->sliced : none;
+    }
+
     bool statistics() const noexcept { return aside && aside->statistics; }
 
     // Return the value of tensor argument `index`. Arguments that a recomputation leaves out do not
@@ -89,22 +101,8 @@ inline Recipe& recipe_of(Call& call) noexcept {
     return static_cast<Recipe&>(call);
 }
 
-// Return PyTorch's global flags with which a call of `signature` is repeated: those of the first
-// call. The default dtype is the present one if no result depends on it, so that it need not be
-// set.
-std::int64_t flags_of(const Signature& signature);
-// Call the operator of `signature` again. `tensors` are its tensor arguments. The operator draws
-// from private generators that begin in the states `random`, those at the first call. PyTorch's
-// global flags are set as at the first call, and for an operator that is not PyTorch's own the
-// state of the thread (`ThreadState`). `calling` receives the kernel and runs it.
-torch::jit::Stack call_again(
-    const Signature& signature,
-    std::span<at::Tensor> tensors,
-    std::span<const c10::IValue> unkeyed_args,
-    std::span<const std::unique_ptr<RngCheckpoint>> random,
-    bool grad_mode,
-    c10::function_ref<void(c10::function_ref<void()>)> calling
-);
+// Return true if `recipe`, which computes its single result as a whole, could do so in slices.
+bool can_run_in_slices(const Recipe& recipe);
 
 // `Kernel` runs the kernel of a recomputation. `Calling` is the type of the caller's function that
 // runs the kernel, given the storages of its operands.

@@ -169,6 +169,8 @@ struct StorageRecord final : Storage {
     bool coming : 1 = false;
     // the value was evicted while the program holds it, so that its storage is empty
     bool placeholder : 1 = false;
+    // The value was never computed, and cannot be any more: a tensor that it needs was overwritten.
+    bool lost : 1 = false;
     // The version counter of `origin` also counts writes to other memory. So a change of the
     // counter does not prove that this value was written.
     bool shares_version_counter : 1 = false;

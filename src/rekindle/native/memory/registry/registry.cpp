@@ -173,13 +173,31 @@ StoragePtr Registry::evict_keeping_placeholder(StorageRecord& record) {
     table.take(record.address);
     record.keeper.reset();
     StoragePtr memory = make_placeholder(*storage_impl);
+    bind_placeholder(record, *storage_impl);
+    return memory;
+}
+
+// Enter the placeholder `storage_impl` into the address table as that of `record`.
+void Registry::bind_placeholder(StorageRecord& record, c10::StorageImpl& storage_impl) {
     drain();  // remove the entry of an earlier storage at the address of the placeholder
-    record.storage_impl = weak(*storage_impl);
-    record.address = address_of(*storage_impl);
+    record.storage_impl = weak(storage_impl);
+    record.address = address_of(storage_impl);
     record.placeholder = true;
     ++placeholders;
     table.put(record.address, &record, record.nbytes, record.maker, nullptr);
-    return memory;
+}
+
+StoragePtr Registry::make_placeholder_of(StorageRecord& record) {
+    StoragePtr made = c10::make_intrusive<c10::StorageImpl>(
+        c10::StorageImpl::use_byte_size_t(),
+        static_cast<std::size_t>(record.size),
+        c10::DataPtr(nullptr, device.which()),
+        c10::GetAllocator(device.which().type()),
+        true
+    );
+    static_cast<void>(make_placeholder(*made));
+    bind_placeholder(record, *made);
+    return made;
 }
 
 StoragePtr Registry::detach_placeholder(StorageRecord& record) {

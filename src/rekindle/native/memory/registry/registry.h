@@ -91,6 +91,8 @@ public:
     // Evict the value of `record`. If the program holds it, leave the program an empty placeholder
     // storage whose access raises, and return the memory of the value, else null.
     StoragePtr evict(StorageRecord& record);
+    // Give the evicted value `record` an empty placeholder storage, and return it.
+    StoragePtr make_placeholder_of(StorageRecord& record);
     // Forget the placeholder (empty storage) of the evicted value `record`. Return this storage if
     // the program still holds it, else null.
     StoragePtr detach_placeholder(StorageRecord& record);
@@ -141,6 +143,7 @@ public:
     const char* fault(Storage* first);
 
 private:
+    void bind_placeholder(StorageRecord& record, c10::StorageImpl& storage_impl);
     void drop_address(const void* address, AddressEntry resident);
     StoragePtr evict_keeping_placeholder(StorageRecord& record);
 };

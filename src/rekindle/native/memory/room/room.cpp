@@ -6,6 +6,17 @@
 
 namespace rekindle {
 
+namespace {
+
+// Raise an error if the program reads a value that cannot be computed any more.
+void refuse_lost(const StorageRecord& record) {
+    if (record.lost) [[unlikely]] {
+        throw LostValueError(record.site(), record.nbytes);
+    }
+}
+
+}  // namespace
+
 bool may_forget(StorageRecord& record) {
     bool may = true;
     each_maker(record, [&](Call& call) {
@@ -102,7 +113,17 @@ bool Room::release_recompute_sources() {
     return engine_.memory < before;
 }
 
+Bytes Room::bytes_to_restore(const StorageRecord& record) const {
+    const Recipe& recipe = recipe_of(*record.root.call);
+    Bytes total = recipe.nbytes + engine_.workspace_of(recipe);
+    for (const Edge& edge : recipe.inputs()) {
+        total += edge.value->defined ? 0 : edge.value->storage->nbytes;
+    }
+    return total;
+}
+
 void Room::use(StorageRecord& record) {
+    refuse_lost(record);
     const Ref<Storage> kept(&record);
     events_.finish_swap_in(record);
     const auto asked_for = [&] {
@@ -132,6 +153,7 @@ void Room::use(StorageRecord& record) {
 }
 
 void Room::pin(StorageRecord& record) {
+    refuse_lost(record);
     const Ref<Storage> kept(&record);
     events_.finish_swap_in(record);
     const auto pinned = [&] { bring([&] { engine_.pin(record.root); }); };

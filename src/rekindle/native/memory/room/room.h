@@ -95,6 +95,10 @@ public:
     template <class F>
     void rescue(Bytes needed, const std::exception& out, F&& attempt);
 
+    // Return the bytes that restoring the evicted `record` takes at most at once, if nothing but
+    // the inputs of its recipe must be in memory.
+    Bytes bytes_to_restore(const StorageRecord& record) const;
+
     // -- values ---------------------------------------------------------------------------------
 
     // Run `events` like `Events::perform`, where `events` may recompute values. If the program

@@ -144,7 +144,7 @@ bool Swapper::begin(StorageRecord& record) {
     if (!copies.write(record.id, storage_impl)) {
         return false;
     }
-    copied_[&record] = {version_of(record)};
+    copied_[&record] = HostCopy{version_of(record), true, {}};
     writes_in_flight_.push_back({&record, storage_impl});
     record.leaving = true;
     return record.replayable || ended(record);

@@ -211,7 +211,31 @@ void Sources::forget(StorageRecord& record) {
     const Ref<Storage> kept(&record);
     frees_.poll();
     gathered.detach_from(record);
+    if (registry_.placeholders != 0) [[unlikely]] {
+        lose_what_has_no_room(record);
+    }
     room_.bring([&] { engine_.forget(record); });
+}
+
+// `record` is about to be overwritten. Give up the values that need its contents, were never
+// computed, and still have no room: the program gets an error if it reads one.
+void Sources::lose_what_has_no_room(StorageRecord& record) {
+    std::vector<Storage*> made;
+    engine_.graph.made_through(record, made);
+    std::vector<Ref<Storage>> lost;
+    for (Storage* each : made) {
+        const bool wanted = !each->resident && !each->dead();
+        if (wanted && recipe_of(*each->root.call).sliced() &&
+            !engine_.has_room(room_.bytes_to_restore(record_of(*each)))) {
+            lost.emplace_back(each);
+        }
+    }
+    for (const Ref<Storage>& each : lost) {
+        if (each->listed && !record_of(*each).lost) {
+            record_of(*each).lost = true;
+            room_.seal(record_of(*each));
+        }
+    }
 }
 
 bool Sources::save_what_needs(const c10::TensorImpl& tensor) {

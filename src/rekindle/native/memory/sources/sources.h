@@ -117,6 +117,7 @@ private:
     StorageRecord& list(
         AddressEntry counted, const StoragePtr& storage_impl, const c10::TensorImpl* tensor
     );
+    void lose_what_has_no_room(StorageRecord& record);
     StorageRecord& new_contents_of(StorageRecord& record);
     void make_external(StorageRecord& record);
     void stays(StorageRecord& record);

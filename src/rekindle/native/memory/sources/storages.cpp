@@ -40,6 +40,33 @@ void Storages::admit(Recipe& call, Bytes workspace) {
         observers_.transcriber.called(call.name(), workspace);
     }
     events_.perform([&] { engine_.admit(call, true); });
+    note_made(call);
+}
+
+void Storages::run(Recipe& call, const char* who) {
+    const Ref<Call> kept(&call);
+    if (observers_.transcriber.writes()) {
+        observers_.transcriber.called(call.name(), call.aside ? call.aside->workspace : 0);
+    }
+    frees_.poll();
+    // An event of another thread can end the engine's attempt.
+    while (!call.ran) {
+        events_.perform([&] { engine_.call(call, true); }, who);
+    }
+    note_made(call);
+}
+
+void Storages::defer(Recipe& call) {
+    const Ref<Call> kept(&call);
+    if (observers_.transcriber.writes()) {
+        observers_.transcriber.called(call.name(), call.aside->workspace);
+    }
+    events_.perform([&] { engine_.defer(call); });
+    note_made(call);
+}
+
+// Tell the observers that the program has the results of `call`.
+void Storages::note_made(Recipe& call) {
     for (Value* value : call.outputs()) {
         if (value->storage->replayable || events_.swapper != nullptr) {
             registry_.held_list.add(record_of(*value->storage));
@@ -111,7 +138,7 @@ StorageRecord& Storages::record_external_write(StorageRecord& before) {
 }
 
 void Storages::retain(StorageRecord& record, const StoragePtr& storage_impl) {
-    if (!record.keeper) {
+    if (!record.keeper && !record.placeholder) {
         record.keeper = storage_impl;
     }
     engine_.retain(record);

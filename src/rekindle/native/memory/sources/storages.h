@@ -42,6 +42,11 @@ public:
     // Report to the engine that the operator call `call` has run, and that it used `workspace`
     // bytes internally.
     void admit(Recipe& call, Bytes workspace = 0);
+    // Run `call`, whose results the program gets, for the first time: restore its inputs, make
+    // room, compute. `who` names the operator in errors.
+    void run(Recipe& call, const char* who);
+    // Report to the engine the operator call `call`, whose result has no room and was not computed.
+    void defer(Recipe& call);
     // Report to the engine the cost and the workspace of an operator that allocated no storage.
     void account(const Facts& facts, Nanoseconds cost, Bytes workspace);
     // Report to the engine that an operator ran whose results get no record. Their bytes count
@@ -67,6 +72,8 @@ public:
     void retain(StorageRecord& record, const StoragePtr& storage_impl);
 
 private:
+    void note_made(Recipe& call);
+
     Engine& engine_;
     Registry& registry_;
     Observers& observers_;

@@ -1,0 +1,359 @@
+#include "sliced_operation.h"
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "../memory/evict_held_last.h"
+#include "../memory/records/recipe.h"
+#include "../memory/slices/evaluation.h"
+#include "../torch/arguments.h"
+#include "../torch/geometry.h"
+#include "../torch/placeholder.h"
+
+namespace rekindle {
+
+namespace {
+
+// A share of the workspace with which a call runs at once: slices that are smaller take longer.
+constexpr Bytes ENOUGH_SHARE = 16;
+// A share of the budget: smaller leaves are in memory as a whole.
+constexpr Bytes LARGE_SHARE = 32;
+// A share of the budget: smaller results of a call in slices are not evicted.
+constexpr Bytes SMALL_SHARE = 256;
+
+bool is_on_cpu(const c10::TensorImpl* tensor) {
+    return tensor->is_cpu() && is_plain(*tensor) && !tensor->is_conj() && !tensor->is_neg();
+}
+
+// Return the call by which `record`, a value without room, is computed in slices; null for another
+// value.
+SlicedCallPtr sliced_call_of(const StorageRecord& record) {
+    if (record.resident || !record.replayable || record.root.call == nullptr) {
+        return nullptr;
+    }
+    return recipe_of(*record.root.call).sliced();
+}
+
+SlicedArgument argument_of(StorageRecord& record) {
+    if (SlicedCallPtr sliced = sliced_call_of(record)) {
+        return {nullptr, std::move(sliced)};
+    }
+    return {&record, nullptr};
+}
+
+// Return true if `record`, the leaf of a sliced call, can be computed in slices instead.
+bool can_be_sliced(const StorageRecord& record) {
+    if (!record.replayable || record.pinned || record.on_host || record.root.next != nullptr) {
+        return false;
+    }
+    return can_run_in_slices(recipe_of(*record.root.call));
+}
+
+// Return `call`, with `node` in place of the leaf `leaf`.
+// NOLINTNEXTLINE(misc-no-recursion): chains of sliced calls are as short as the program's
+SlicedCallPtr replaced(
+    const SlicedCallPtr& call, const StorageRecord& leaf, const SlicedCallPtr& node
+) {
+    SlicedCallPtr made;
+    for (std::size_t i = 0; i < call->arguments.size(); ++i) {
+        const SlicedArgument& each = call->arguments[i];
+        SlicedArgument now = each;
+        if (each.call) {
+            now.call = replaced(each.call, leaf, node);
+        } else if (each.leaf == &leaf) {
+            now = {nullptr, node};
+        }
+        if (now.call != each.call) {
+            if (!made) {
+                made = c10::make_intrusive<SlicedCall>(*call);
+            }
+            made->arguments[i] = now;
+        }
+    }
+    return made ? made : call;
+}
+
+}  // namespace
+
+bool SlicedOperation::reads_value_without_room() const {
+    const Engine& engine = session_.engine;
+    return std::ranges::any_of(parsed_.tensors, [&](const c10::TensorImpl* tensor) {
+        const AddressEntry* found =
+            session_.registry.find(*tensor->unsafe_storage().unsafeGetStorageImpl());
+        return found != nullptr && found->record != nullptr && sliced_call_of(*found->record) &&
+               session_.room.bytes_to_restore(*found->record) >
+                   engine.budget - engine.memory - engine.in_flight;
+    });
+}
+
+bool SlicedOperation::has_no_room() const {
+    return has_slices() && !session_.engine.has_room(bytes_of_results());
+}
+
+bool SlicedOperation::has_slices() const {
+    return parsed_.signature->slicing && !parsed_.signature->slicing->results.empty();
+}
+
+bool SlicedOperation::may() const {
+    return session_.may_slice() && rekindle::has_slices(facts_, call_.op) && !parsed_.opaque &&
+           !parsed_.takes_over && parsed_.written.empty() && parsed_.parts.empty() &&
+           !parsed_.tensors.empty() && std::ranges::all_of(parsed_.tensors, is_on_cpu);
+}
+
+void SlicedOperation::find_slicing(Locked& lock) {
+    Signature& signature = *parsed_.signature;
+    if (signature.slicing) {
+        return;
+    }
+    Slicing found;
+    {
+        const Unlocked others(lock);
+        found = signature.find_slicing(parsed_.unkeyed_args);
+    }
+    session_.registry.drain();
+    if (!signature.slicing) {
+        signature.slicing = std::move(found);
+    }
+}
+
+Bytes SlicedOperation::bytes_of_results() const {
+    Bytes total = 0;
+    // NOLINTNEXTLINE(bugprone-unchecked-optional-access): found before
+    for (const Geometry& each : parsed_.signature->slicing->results) {
+        total += session_.device.rounded(each.nbytes());
+    }
+    return total;
+}
+
+SlicedCallPtr SlicedOperation::sliced_call(
+    std::span<const Ref<Storage>> inputs, bool grad_mode
+) const {
+    auto made = c10::make_intrusive<SlicedCall>();
+    made->signature = parsed_.signature;
+    made->unkeyed_args.assign(parsed_.unkeyed_args.begin(), parsed_.unkeyed_args.end());
+    made->grad_mode = grad_mode;
+    for (const Ref<Storage>& each : inputs) {
+        if (!each) {
+            return nullptr;
+        }
+        StorageRecord& record = record_of(*each);
+        if (record.lost) {
+            throw LostValueError(record.site(), record.nbytes);
+        }
+        const bool is_read = !reads_only_shape(facts_, made->arguments.size());
+        made->arguments.push_back(is_read ? argument_of(record) : SlicedArgument());
+    }
+    return made;
+}
+
+bool SlicedOperation::run(
+    std::span<const Ref<Storage>> inputs, bool recorded, bool grad_mode, Locked& lock
+) {
+    bool done = attempt(inputs, recorded, grad_mode, lock);
+    if (!done) {
+        with_held_evictable(session_, lock, [&] {
+            done = attempt(inputs, recorded, grad_mode, lock);
+        });
+    }
+    return done;
+}
+
+// Run the call, as `run` does, while only those values may be evicted that may be at any time.
+bool SlicedOperation::attempt(
+    std::span<const Ref<Storage>> inputs, bool recorded, bool grad_mode, Locked& lock
+) {
+    SlicedCallPtr sliced = sliced_call(inputs, grad_mode);
+    while (sliced) {
+        try {
+            const bool early = defers_early() && defer(sliced);
+            if (early || compute(sliced, recorded) ||
+                (!session_.engine.has_room(bytes_of_results()) && defer(sliced))) {
+                return true;
+            }
+        } catch (const UnequalSlices&) {
+            continue;  // the signature knows now along which axis it must not be sliced
+        } catch (const OutOfBudgetError&) {  // NOLINT(bugprone-empty-catch): smaller leaves may do
+        }
+        sliced = with_fewer_leaves(sliced, lock);
+    }
+    return false;
+}
+
+// Compute the results, which are in memory afterwards. Return false if they have no room. Throw
+// `OutOfBudgetError` if the leaves have none.
+bool SlicedOperation::compute(const SlicedCallPtr& sliced, bool recorded) {
+    const Bytes nbytes = bytes_of_results();
+    const Engine& engine = session_.engine;
+    const Bytes room = engine.budget - engine.memory - engine.in_flight - nbytes;
+    const Bytes useful = useful_workspace(*sliced);
+    std::optional<SlicePlan> plan = plan_of(*sliced, std::max(room, useful / ENOUGH_SHARE));
+    for (Bytes share = ENOUGH_SHARE; plan && engine.has_room(nbytes); share *= 4) {
+        const std::optional<SlicePlan> smaller = plan_of(*sliced, useful / share);
+        const bool last = !smaller || share > useful;
+        if (last || engine.has_room(nbytes + plan->workspace)) {
+            try {
+                compute(sliced, *plan, recorded);
+                return true;
+            } catch (const OutOfBudgetError&) {
+                if (last) {
+                    throw;
+                }
+            }
+        }
+        if (smaller && smaller->workspace < plan->workspace) {
+            plan = smaller;
+        } else if (share > ENOUGH_SHARE && !last) {
+            share = useful;  // these are the smallest slices
+        }
+    }
+    return false;
+}
+
+// Compute the results by `plan`.
+void SlicedOperation::compute(const SlicedCallPtr& sliced, const SlicePlan& plan, bool recorded) {
+    // Small results stay in memory: to compute a loss again takes a pass over all scores.
+    recorded = recorded && bytes_of_results() > session_.engine.budget / SMALL_SHARE;
+    Recipe& recipe = recipe_for(sliced, plan, recorded);
+    const Ref<Call> kept(&recipe);
+    std::vector<Ref<Storage>> made;
+    for (const Geometry& each : sliced->slicing().results) {
+        made.emplace_back(&new_record(recipe, each));
+    }
+    session_.storages.run(recipe, facts_.name.c_str());
+    std::vector<at::Tensor> results;
+    for (std::size_t i = 0; i < made.size(); ++i) {
+        StorageRecord& record = record_of(*made[i]);
+        results.push_back(sliced->slicing().results[i].in(record.at()));
+        remember(record, *results.back().unsafeGetTensorImpl());
+        record.suits_held_eviction =
+            recorded && is_returnable(*results.back().unsafeGetTensorImpl());
+    }
+    for (const Ref<Storage>& each : made) {
+        session_.frees.disown(record_of(*each));
+    }
+    give(results);
+}
+
+// Return true if the result should not be in memory, although it has room: then whatever reads it
+// next would have none.
+bool SlicedOperation::defers_early() const {
+    const Engine& engine = session_.engine;
+    const Bytes nbytes = bytes_of_results();
+    const Bytes room = engine.budget - engine.memory - engine.in_flight;
+    return !shrinks(facts_) && nbytes > engine.budget / 8 && 2 * nbytes > room;
+}
+
+// Note the result as a value without room. Return false if it could not be computed in slices.
+bool SlicedOperation::defer(const SlicedCallPtr& sliced) {
+    const std::vector<Geometry>& geometries = sliced->slicing().results;
+    if (geometries.size() != 1 || !is_dense(geometries[0])) {
+        return false;
+    }
+    const std::optional<SlicePlan> plan =
+        plan_of(*sliced, useful_workspace(*sliced) / ENOUGH_SHARE);
+    if (!plan) {
+        return false;
+    }
+    Recipe& recipe = recipe_for(sliced, *plan, true);
+    const Ref<Call> kept(&recipe);
+    StorageRecord& record = new_record(recipe, geometries[0]);
+    const StoragePtr storage_impl = session_.registry.make_placeholder_of(record);
+    const at::Tensor result = geometries[0].in(storage_impl);
+    remember(record, *result.unsafeGetTensorImpl());
+    record.suits_held_eviction = is_returnable(*result.unsafeGetTensorImpl());
+    session_.storages.defer(recipe);
+    give({&result, 1});
+    return true;
+}
+
+// Return a new recipe by which `sliced` is computed. Sources that it reads stay in memory.
+Recipe& SlicedOperation::recipe_for(
+    const SlicedCallPtr& sliced, const SlicePlan& plan, bool replayable
+) {
+    Recipe& recipe = session_.storages.new_call(&facts_, cost_of(*sliced), replayable);
+    recipe.signature = parsed_.signature;
+    recipe.grad_mode = sliced->grad_mode;
+    recipe.aside = std::make_unique<Recipe::Aside>();
+    recipe.aside->sliced = sliced;
+    recipe.aside->plan = plan;
+    recipe.aside->workspace = plan.workspace;
+    recipe.has_workspace = plan.workspace != 0;
+    std::vector<StorageRecord*> leaves;
+    collect_leaves(*sliced, leaves);
+    std::vector<Value*> values;
+    for (StorageRecord* each : leaves) {
+        values.push_back(&each->root);
+        if (each->version.expected < 0) {
+            each->version.look();
+        }
+        if (each->pinned || !each->replayable) {
+            each->own();
+        }
+    }
+    session_.engine.graph.reads(recipe, values);
+    return recipe;
+}
+
+StorageRecord& SlicedOperation::new_record(Recipe& recipe, const Geometry& geometry) {
+    const Bytes size = geometry.nbytes();
+    StorageRecord& record = session_.storages.new_storage(recipe, session_.device.rounded(size));
+    record.size = size;
+    record.maker = &facts_;
+    return record;
+}
+
+// Put the results in the place of the arguments.
+void SlicedOperation::give(std::span<const at::Tensor> results) {
+    torch::jit::Stack& stack = call_.stack();
+    torch::jit::drop(stack, facts_.arguments);
+    for (const at::Tensor& each : results) {
+        stack.emplace_back(each);
+    }
+}
+
+// Return `sliced` with its largest leaf computed in slices as well; null if that is impossible.
+SlicedCallPtr SlicedOperation::with_fewer_leaves(const SlicedCallPtr& sliced, Locked& lock) const {
+    std::vector<StorageRecord*> leaves;
+    collect_leaves(*sliced, leaves);
+    std::erase_if(leaves, [](const StorageRecord* each) { return !can_be_sliced(*each); });
+    if (leaves.empty()) {
+        return nullptr;
+    }
+    StorageRecord& leaf = **std::ranges::max_element(leaves, {}, &StorageRecord::nbytes);
+    if (leaf.nbytes <= session_.engine.budget / LARGE_SHARE) {
+        return nullptr;
+    }
+    const Ref<Storage> kept(&leaf);
+    Recipe& recipe = recipe_of(*leaf.root.call);
+    const Ref<Call> made_by(&recipe);
+    const c10::intrusive_ptr<Signature> signature = recipe.signature;
+    if (!signature->slicing) {
+        Slicing found;
+        {
+            const std::vector<c10::IValue> unkeyed(
+                recipe.unkeyed_args().begin(), recipe.unkeyed_args().end()
+            );
+            const Unlocked others(lock);
+            found = signature->find_slicing(unkeyed);
+        }
+        session_.registry.drain();
+        signature->slicing = std::move(found);
+    }
+    const auto& results = signature->slicing->results;
+    const bool usable = leaf.listed && leaf.replayable && recipe.linked && results.size() == 1 &&
+                        is_dense(results[0]) && results[0].nbytes() == leaf.size;
+    if (!usable) {
+        return nullptr;
+    }
+    const auto node = c10::make_intrusive<SlicedCall>();
+    node->signature = signature;
+    node->unkeyed_args.assign(recipe.unkeyed_args().begin(), recipe.unkeyed_args().end());
+    node->grad_mode = recipe.grad_mode;
+    for (std::size_t i = 0; i < recipe.n_inputs; ++i) {
+        node->arguments.push_back(argument_of(record_of(*recipe.argument(i).storage)));
+    }
+    return replaced(sliced, leaf, node);
+}
+
+}  // namespace rekindle

@@ -1,0 +1,425 @@
+#include "evaluation.h"
+
+#include <ATen/ops/_log_softmax_backward_data.h>
+#include <ATen/ops/amax.h>
+#include <ATen/ops/argmax.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/nll_loss_backward.h>
+#include <ATen/ops/nll_loss_forward.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "../../ops/call_again.h"
+#include "../../torch/replay_dispatch_guard.h"
+
+namespace rekindle {
+
+namespace {
+
+constexpr std::int64_t IGNORED = -100;  // target of rows without a loss
+
+bool is_called(const SlicedCall& call, const char* name) {
+    return call.signature->facts.name == name;
+}
+
+std::uint32_t bit(int axis) {
+    return 1U << static_cast<unsigned>(axis);
+}
+
+bool has_equal_bits(const at::Tensor& one, const at::Tensor& other) {
+    const at::Tensor a = one.contiguous();
+    const at::Tensor b = other.contiguous();
+    return a.sizes() == b.sizes() && a.dtype() == b.dtype() &&
+           std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
+}
+
+SliceTrials& trials_of(const SlicedCall& call) {
+    return call.signature->slicing->trials;
+}
+
+void refuse(const SlicedCall& call, int axis) {
+    trials_of(call).unequal |= bit(axis);
+    throw UnequalSlices();
+}
+
+// Call `visit(begin, end)` for blocks that cover `n` positions, with at most `length` positions
+// each, in multiples of `unit`. The blocks are about equally long: kernels treat the rest of a
+// product in their own way if it is a single row.
+template <class F>
+void each_block(std::int64_t n, std::int64_t length, std::int64_t unit, F&& visit) {
+    const std::int64_t units = (n + unit - 1) / unit;
+    const std::int64_t most = std::max<std::int64_t>(1, length / unit);
+    const std::int64_t blocks = (units + most - 1) / most;
+    for (std::int64_t i = 0; i < blocks; ++i) {
+        visit(units * i / blocks * unit, std::min(n, units * (i + 1) / blocks * unit));
+    }
+}
+
+c10::IValue constant(const SlicedCall& call, std::size_t position) {
+    std::vector<at::Tensor> tensors;
+    for (const Geometry& each : call.signature->geometries) {
+        tensors.push_back(at::empty({0}, at::TensorOptions().dtype(each.dtype)));
+    }
+    torch::jit::Stack stack;
+    call.signature->arguments(stack, tensors, call.unkeyed_args);
+    return stack[position];
+}
+
+// Return `part`, a slice of argument `index` of `call`, without gaps if the argument has none:
+// kernels of pointwise operators (GELU's, for one) compute memory with gaps in another way.
+at::Tensor without_gaps(const SlicedCall& call, std::size_t index, const at::Tensor& part) {
+    const bool whole = call.slicing().blockwise && is_dense(call.signature->geometries[index]);
+    return whole ? part.contiguous() : part;
+}
+
+// Return `targets`, with `IGNORED` for rows that have no loss.
+at::Tensor usual_targets(const at::Tensor& targets, std::int64_t ignored) {
+    return ignored == IGNORED ? targets : at::where(targets.eq(ignored), IGNORED, targets);
+}
+
+}  // namespace
+
+std::vector<at::Tensor> Evaluation::run_kernel(
+    const SlicedCall& call, std::vector<at::Tensor> arguments
+) {
+    const torch::jit::Stack stack = call_again(
+        *call.signature,
+        arguments,
+        call.unkeyed_args,
+        {},
+        call.grad_mode,
+        [](c10::function_ref<void()> kernel) { kernel(); }
+    );
+    std::vector<at::Tensor> results;
+    each_tensor(stack, [&](std::uint32_t, const at::Tensor& tensor) { results.push_back(tensor); });
+    return results;
+}
+
+// NOLINTNEXTLINE(misc-no-recursion): chains of sliced calls are as short as the program's
+std::vector<at::Tensor> Evaluation::run(const SlicedCall& call, const Range& range) {
+    const ReplayDispatchGuard guard(false);
+    if (range.axis >= 0 && !call.slicing().axes[static_cast<std::size_t>(range.axis)]) {
+        return {columns(call, range)};
+    }
+    std::vector<at::Tensor> arguments;
+    for (std::size_t i = 0; i < call.arguments.size(); ++i) {
+        const int axis = range.axis < 0
+                             ? UNSLICED
+                             : (*call.slicing().axes[static_cast<std::size_t>(range.axis)])[i];
+        const at::Tensor part = argument(call, i, {axis, range.begin, range.end});
+        arguments.push_back(without_gaps(call, i, part));
+    }
+    std::vector<at::Tensor> results = run_kernel(call, arguments);
+    if (range.axis >= 0 && (trials_of(call).equal & bit(range.axis)) == 0) {
+        try_halves(call, range, arguments, results);
+    }
+    if (is_called(call, "aten::_log_softmax")) {
+        note_rows(call, range, arguments[0], results[0]);
+    }
+    return results;
+}
+
+// NOLINTNEXTLINE(misc-no-recursion): as above
+at::Tensor Evaluation::argument(const SlicedCall& call, std::size_t index, const Range& range) {
+    const Geometry& view = call.signature->geometries[index];
+    const SlicedArgument& source = call.arguments[index];
+    const Geometry part = narrowed(view, range);
+    if (reads_only_shape(call.signature->facts, index)) {
+        return at::zeros({1}, at::TensorOptions().dtype(view.dtype)).expand(part.sizes);
+    }
+    if (!source.call) {
+        return part.in(leaf_(*source.leaf));
+    }
+    const std::int64_t n = source.call->result().numel();
+    const std::optional<Slice> wanted = range.axis < 0 ? Slice::whole(n) : slice_of(view, range, n);
+    TORCH_INTERNAL_ASSERT(wanted, "an argument has no such slice");
+    const at::Tensor made = slice(*source.call, *wanted);
+    return compacted(part, *wanted).in(storage_of(*made.unsafeGetTensorImpl()));
+}
+
+// Return the slice `wanted` of the result of `call`, alone in its storage.
+// NOLINTNEXTLINE(misc-no-recursion): as above
+at::Tensor Evaluation::slice(const SlicedCall& call, const Slice& wanted) {
+    const std::optional<Range> range = range_of(call.result(), wanted);
+    TORCH_INTERNAL_ASSERT(range, "a result has no such slice");
+    at::Tensor made = run(call, *range)[0];
+    const Geometry here = compacted(narrowed(call.result(), *range), wanted);
+    const bool alone = made.storage_offset() == 0 && made.sizes() == here.sizes &&
+                       made.strides() == here.strides &&
+                       std::cmp_equal(made.storage().nbytes(), here.nbytes());
+    if (alone) {
+        return made;
+    }
+    at::Tensor copied = at::empty_strided(here.sizes, here.strides, made.options());
+    copied.copy_(made);
+    return copied;
+}
+
+// -- trials ---------------------------------------------------------------------------------------
+
+// Compute a slice once more in two halves, and compare the bits.
+void Evaluation::try_halves(
+    const SlicedCall& call,
+    const Range& range,
+    std::span<const at::Tensor> arguments,
+    std::span<const at::Tensor> results
+) {
+    const std::int64_t n = range.length();
+    const Grain grain = grain_of_kernel(
+                            call.signature->facts,
+                            call.signature->op,
+                            call.signature->geometries,
+                            call.slicing(),
+                            range.axis
+    )
+                            .value_or(Grain());
+    const std::int64_t middle = ((n + 1) / 2 + grain.unit - 1) / grain.unit * grain.unit;
+    if (n - middle < grain.least) {
+        return;
+    }
+    const ArgumentAxes& axes = *call.slicing().axes[static_cast<std::size_t>(range.axis)];
+    for (const auto& [begin, end] : {std::pair(std::int64_t{0}, middle), std::pair(middle, n)}) {
+        std::vector<at::Tensor> halves;
+        for (std::size_t i = 0; i < arguments.size(); ++i) {
+            const at::Tensor half = axes[i] == UNSLICED
+                                        ? arguments[i]
+                                        : arguments[i].narrow(axes[i], begin, end - begin);
+            halves.push_back(without_gaps(call, i, half));
+        }
+        const std::vector<at::Tensor> again = run_kernel(call, std::move(halves));
+        for (std::size_t i = 0; i < again.size(); ++i) {
+            const bool has_axis = range.axis < results[i].dim() && results[i].size(range.axis) == n;
+            if (has_axis &&
+                !has_equal_bits(results[i].narrow(range.axis, begin, end - begin), again[i])) {
+                refuse(call, range.axis);
+            }
+        }
+    }
+    trials_of(call).equal |= bit(range.axis);
+}
+
+// Compare columns with the same elements in a slice of rows, which the operator's kernel computes.
+// NOLINTNEXTLINE(misc-no-recursion): as above
+void Evaluation::compare_with_rows(
+    const SlicedCall& call, const Range& range, const at::Tensor& found
+) {
+    if ((trials_of(call).equal & bit(range.axis)) != 0) {
+        return;
+    }
+    const std::int64_t n = rows_to_compare(call);
+    const at::Tensor rows = run(call, {0, 0, n})[0];
+    if (!has_equal_bits(rows.narrow(-1, range.begin, range.length()), found.narrow(0, 0, n))) {
+        refuse(call, range.axis);
+    }
+    trials_of(call).equal |= bit(range.axis);
+}
+
+// -- columns --------------------------------------------------------------------------------------
+
+// NOLINTNEXTLINE(misc-no-recursion): as above
+at::Tensor Evaluation::columns(const SlicedCall& call, const Range& range) {
+    const std::int64_t n = range.length();
+    if (goes_through_rows(call, range.axis)) {
+        return columns_of_rows(call, range);
+    }
+    if (is_called(call, "aten::_log_softmax")) {
+        return columns_of_log_softmax(call, range);
+    }
+    if (is_called(call, "aten::nll_loss_backward")) {
+        at::Tensor found = columns_from_loss(call, range).narrow(1, 0, n).contiguous();
+        compare_with_rows(call, range, found);
+        return found;
+    }
+    // The gradient of a row has one element that is not zero, which is the sum of the row. If it is
+    // not among the columns, it is in the additional one.
+    const at::Tensor gradient = columns_from_loss(*call.arguments[0].call, range);
+    at::Tensor output;
+    {
+        const at::Tensor some = argument(call, 1, range);
+        output = at::cat({some, at::full({some.size(0), 1}, -1, some.options())}, 1);
+    }
+    at::Tensor found = at::_log_softmax_backward_data(gradient, output, 1, gradient.scalar_type())
+                           .narrow(1, 0, n)
+                           .contiguous();
+    compare_with_rows(call, range, found);
+    return found;
+}
+
+// Compute all rows, some at once, and keep the positions `range` of each.
+// NOLINTNEXTLINE(misc-no-recursion): as above
+at::Tensor Evaluation::columns_of_rows(const SlicedCall& call, const Range& range) {
+    at::Tensor found;
+    each_block(
+        call.result().sizes[0],
+        rows_to_compare(call),
+        grain_of(call, 0).value_or(Grain()).unit,
+        [&](std::int64_t begin, std::int64_t end) {
+            const at::Tensor rows =
+                run(call, {0, begin, end})[0].narrow(range.axis, range.begin, range.length());
+            if (!found.defined()) {
+                std::vector<std::int64_t> sizes = rows.sizes().vec();
+                sizes[0] = call.result().sizes[0];
+                found = at::empty(sizes, rows.options());
+            }
+            found.narrow(0, begin, end - begin).copy_(rows);
+        }
+    );
+    return found;
+}
+
+// NOLINTNEXTLINE(misc-no-recursion): as above
+at::Tensor Evaluation::columns_of_log_softmax(const SlicedCall& call, const Range& range) {
+    find_rows(call, range);
+    std::vector<std::int64_t> sizes(call.result().sizes.begin(), call.result().sizes.end());
+    sizes.back() = 1;
+    at::Tensor found = argument(call, 0, range)
+                           .sub(call.rows.largest.view(sizes))
+                           .sub_(call.rows.logarithm.view(sizes));
+    compare_with_rows(call, range, found);
+    return found;
+}
+
+// Return the columns `range` of the gradient of a loss, and one more with the gradient of each row
+// whose target is in another column.
+at::Tensor Evaluation::columns_from_loss(const SlicedCall& call, const Range& range) {
+    const std::int64_t n = range.length();
+    const at::Tensor gradient = argument(call, 0, {-1, 0, 0});
+    const at::Tensor targets =
+        usual_targets(argument(call, 2, {-1, 0, 0}), constant(call, 5).toInt());
+    const at::Tensor total = argument(call, 3, {-1, 0, 0});
+    const at::Tensor inside = targets.ge(range.begin).logical_and_(targets.lt(range.end));
+    const at::Tensor here =
+        at::where(targets.eq(IGNORED), IGNORED, at::where(inside, targets.sub(range.begin), n));
+    const at::Tensor like = at::zeros({1}, gradient.options()).expand({targets.size(0), n + 1});
+    return at::nll_loss_backward(
+        gradient, like, here, {}, constant(call, 4).toInt(), IGNORED, total
+    );
+}
+
+// Remember the sums of the rows that were just computed.
+void Evaluation::note_rows(
+    const SlicedCall& call, const Range& range, const at::Tensor& input, const at::Tensor& result
+) {
+    const Geometry& whole = call.result();
+    const auto last = static_cast<int>(whole.sizes.size()) - 1;
+    if (!has_columns(call, last)) {
+        return;
+    }
+    const std::int64_t width = whole.sizes.back();
+    const std::int64_t rows = whole.numel() / width;
+    const std::int64_t first =
+        range.axis < 0 ? 0
+                       : range.begin * whole.strides[static_cast<std::size_t>(range.axis)] / width;
+    RowSums& sums = call.rows;
+    const bool in_order = range.axis <= 0 || whole.sizes[0] == 1;
+    if (!in_order || first != sums.known) {
+        return;
+    }
+    if (!sums.largest.defined()) {
+        sums.largest = at::empty({rows}, result.options());
+        sums.logarithm = at::empty({rows}, result.options());
+    }
+    const at::Tensor largest = at::amax(input, -1);
+    const at::Tensor where = at::argmax(input, -1, true);
+    const std::int64_t n = largest.numel();
+    sums.largest.narrow(0, first, n).copy_(largest.reshape({n}));
+    sums.logarithm.narrow(0, first, n).copy_(result.gather(-1, where).neg_().reshape({n}));
+    sums.known += n;
+}
+
+// Compute the rows whose sums are not known yet, in slices that need no more bytes than the columns
+// `range`.
+// NOLINTNEXTLINE(misc-no-recursion): as above
+void Evaluation::find_rows(const SlicedCall& call, const Range& range) {
+    const Geometry& whole = call.result();
+    const std::int64_t rows = whole.numel() / whole.sizes.back();
+    if (call.rows.known == rows) {
+        return;
+    }
+    const std::int64_t least = rows_to_compare(call);
+    std::int64_t length = whole.sizes[0];
+    while (length > least && bytes_of(call, {0, 0, length}) > bytes_of(call, range)) {
+        length = std::max(least, length / 2);
+    }
+    call.rows = {};
+    each_block(
+        whole.sizes[0],
+        length,
+        grain_of(call, 0).value_or(Grain()).unit,
+        [&](std::int64_t begin, std::int64_t end) { run(call, {0, begin, end}); }
+    );
+}
+
+std::vector<at::Tensor> Evaluation::gather_losses(const SlicedCall& call, const SlicePlan& plan) {
+    const ReplayDispatchGuard guard(false);
+    const Geometry& losses = call.signature->geometries[0];
+    const std::int64_t n = losses.sizes[0];
+    const at::Tensor targets =
+        usual_targets(argument(call, 1, {-1, 0, 0}), constant(call, 4).toInt());
+    const at::Tensor ignored = targets.eq(IGNORED);
+    const at::Tensor wrong =
+        targets.lt(0).logical_or_(targets.ge(losses.sizes[1])).logical_and_(ignored.logical_not());
+    if (wrong.any().item<bool>()) {
+        const std::int64_t target = targets.masked_select(wrong)[0].item<std::int64_t>();
+        TORCH_CHECK_INDEX(false, "Target ", target, " is out of bounds.");
+    }
+    const at::Tensor columns = at::where(ignored, 0, targets).unsqueeze(1);
+    at::Tensor gathered;
+    each_block(n, plan.length, plan.unit, [&](std::int64_t begin, std::int64_t end) {
+        const at::Tensor rows = argument(call, 0, {0, begin, end});
+        if (!gathered.defined()) {
+            gathered = at::empty({n, 1}, rows.options());
+        }
+        gathered.narrow(0, begin, end - begin)
+            .copy_(rows.gather(1, columns.narrow(0, begin, end - begin)));
+    });
+    // The kernel adds up one column of losses in the order in which it adds up those of the whole.
+    auto [loss, total] = at::nll_loss_forward(
+        gathered,
+        at::where(ignored, IGNORED, at::zeros({1}, targets.options())),
+        {},
+        constant(call, 3).toInt(),
+        IGNORED
+    );
+    return {loss, total};
+}
+
+std::vector<StoragePtr> compute_in_slices(
+    const SlicedCall& call, const SlicePlan& plan, LeafStorage leaf
+) {
+    Evaluation evaluation(leaf);
+    std::vector<at::Tensor> results;
+    if (plan.axis == SlicePlan::GATHERED) {
+        results = evaluation.gather_losses(call, plan);
+    } else if (plan.axis == SlicePlan::ALL_AT_ONCE) {
+        results = evaluation.run(call, {-1, 0, 0});
+    } else {
+        const ReplayDispatchGuard guard(false);
+        for (const Geometry& each : call.slicing().results) {
+            results.push_back(
+                at::empty_strided(each.sizes, each.strides, at::TensorOptions().dtype(each.dtype))
+            );
+        }
+        const std::int64_t n = call.result().sizes[static_cast<std::size_t>(plan.axis)];
+        each_block(n, plan.length, plan.unit, [&](std::int64_t begin, std::int64_t end) {
+            const std::vector<at::Tensor> made = evaluation.run(call, {plan.axis, begin, end});
+            for (std::size_t i = 0; i < made.size(); ++i) {
+                results[i].narrow(plan.axis, begin, end - begin).copy_(made[i]);
+            }
+        });
+    }
+    std::vector<StoragePtr> storages;
+    for (const at::Tensor& each : results) {
+        storages.push_back(storage_of(*each.unsafeGetTensorImpl()));
+    }
+    return storages;
+}
+
+}  // namespace rekindle

@@ -1,0 +1,27 @@
+#include "sliced_call.h"
+
+#include <algorithm>
+
+namespace rekindle {
+
+// NOLINTNEXTLINE(misc-no-recursion): as above
+void collect_leaves(const SlicedCall& call, std::vector<StorageRecord*>& found) {
+    for (const SlicedArgument& each : call.arguments) {
+        if (each.call) {
+            collect_leaves(*each.call, found);
+        } else if (each.leaf != nullptr && std::ranges::find(found, each.leaf) == found.end()) {
+            found.push_back(each.leaf);
+        }
+    }
+}
+
+// NOLINTNEXTLINE(misc-no-recursion): as above
+Nanoseconds cost_of(const SlicedCall& call) {
+    Nanoseconds total = call.signature->cost;
+    for (const SlicedArgument& each : call.arguments) {
+        total += each.call ? cost_of(*each.call) : 0;
+    }
+    return total;
+}
+
+}  // namespace rekindle

@@ -1,0 +1,61 @@
+// Calls whose results are computed slice by slice, and how to do so with the bits of the whole.
+//
+// See NOTE [Operators in slices] in ops/slicing.h. A `SlicedCall` is an operator call of which some
+// arguments may be results of other sliced calls, which have never been in memory. A slice of the
+// result is computed from slices of the arguments, down to values that are in memory (leaves).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "../../ops/signature.h"
+#include "../../torch/storage_ptr.h"
+#include "slice.h"
+
+namespace rekindle {
+
+struct SlicedCall;
+struct StorageRecord;
+
+using SlicedCallPtr = c10::intrusive_ptr<SlicedCall>;
+
+// A tensor argument: a value that can be in memory, or the result of a call that runs in slices. It
+// is neither if the operator reads only the shape of the argument.
+struct SlicedArgument final {
+    StorageRecord* leaf = nullptr;
+    SlicedCallPtr call;
+};
+
+// For each row of the input of `log_softmax`: its largest element, and the logarithm of the row's
+// sum of exponentials. With both, columns of the result can be computed.
+struct RowSums final {
+    at::Tensor largest;
+    at::Tensor logarithm;
+    std::int64_t known = 0;  // rows known so far, from the first
+};
+
+// An operator call that runs in slices. Only its first result may be read by another one.
+struct SlicedCall final : c10::intrusive_ptr_target {
+    c10::intrusive_ptr<Signature> signature;
+    std::vector<c10::IValue> unkeyed_args;
+    bool grad_mode = false;
+    std::vector<SlicedArgument> arguments;
+    mutable RowSums rows;
+
+    // NOLINTNEXTLINE(bugprone-unchecked-optional-access): found before the call was made
+    const Slicing& slicing() const { return *signature->slicing; }
+
+    const Geometry& result() const { return slicing().results[0]; }
+};
+
+// Add the leaves of `call` to `found`, each once.
+void collect_leaves(const SlicedCall& call, std::vector<StorageRecord*>& found);
+// Return the estimated time of `call`, from the measured times of its operators.
+Nanoseconds cost_of(const SlicedCall& call);
+
+}  // namespace rekindle

@@ -1,0 +1,379 @@
+#include "slicing.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+#include <string_view>
+#include <utility>
+
+#include "facts.h"
+
+namespace rekindle {
+
+namespace {
+
+enum class Rule : std::uint8_t {
+    none,
+    pointwise,
+    rows,       // independent along every axis but the one that argument `dim` names
+    losses,     // `nll_loss_forward`
+    from_loss,  // `nll_loss_backward`
+    product,    // `mm`, and `addmm` with a summand first
+    products,   // `bmm`, and `baddbmm` with a summand first
+    reduction,
+    norm,
+    embedding,
+};
+
+struct Named final {
+    std::string_view name;
+    Rule rule;
+};
+
+constexpr std::array NAMED{
+    Named{"aten::_log_softmax", Rule::rows},
+    Named{"aten::_log_softmax_backward_data", Rule::rows},
+    Named{"aten::_softmax", Rule::rows},
+    Named{"aten::_softmax_backward_data", Rule::rows},
+    Named{"aten::_to_copy", Rule::pointwise},
+    Named{"aten::addmm", Rule::product},
+    Named{"aten::amax", Rule::reduction},
+    Named{"aten::amin", Rule::reduction},
+    Named{"aten::argmax", Rule::reduction},
+    Named{"aten::argmin", Rule::reduction},
+    Named{"aten::baddbmm", Rule::products},
+    Named{"aten::bmm", Rule::products},
+    Named{"aten::clone", Rule::pointwise},
+    Named{"aten::embedding", Rule::embedding},
+    Named{"aten::mean", Rule::reduction},
+    Named{"aten::mm", Rule::product},
+    Named{"aten::native_layer_norm", Rule::norm},
+    Named{"aten::nll_loss_backward", Rule::from_loss},
+    Named{"aten::nll_loss_forward", Rule::losses},
+    Named{"aten::sum", Rule::reduction},
+};
+static_assert(std::ranges::is_sorted(NAMED, {}, &Named::name));
+
+// Pointwise operators whose results are exact or correctly rounded.
+constexpr std::array<std::string_view, 26> EXACT{
+    "aten::_to_copy",
+    "aten::abs",
+    "aten::bitwise_and",
+    "aten::bitwise_not",
+    "aten::bitwise_or",
+    "aten::clamp",
+    "aten::clamp_min",
+    "aten::clone",
+    "aten::div",
+    "aten::eq",
+    "aten::ge",
+    "aten::gt",
+    "aten::le",
+    "aten::logical_and",
+    "aten::logical_not",
+    "aten::logical_or",
+    "aten::lt",
+    "aten::masked_fill",
+    "aten::maximum",
+    "aten::minimum",
+    "aten::mul",
+    "aten::ne",
+    "aten::neg",
+    "aten::relu",
+    "aten::threshold_backward",
+    "aten::where",
+};
+static_assert(std::ranges::is_sorted(EXACT));
+
+Rule named_rule(const Facts& facts) {
+    const auto* const found = std::ranges::lower_bound(NAMED, facts.name, {}, &Named::name);
+    return found != NAMED.end() && found->name == facts.name ? found->rule : Rule::none;
+}
+
+Rule rule_of(const Facts& facts, const c10::OperatorHandle& op) {
+    if (!facts.is_aten || facts.writes || facts.random || facts.opaque || facts.dynamic) {
+        return Rule::none;
+    }
+    if (const Rule named = named_rule(facts); named != Rule::none) {
+        return named;
+    }
+    return op.hasTag(at::Tag::pointwise) && facts.returns == 1 ? Rule::pointwise : Rule::none;
+}
+
+bool is_counted(const c10::IValue& value) {
+    return value.isTensor() && value.toTensor().defined() &&
+           !value.toTensor().unsafeGetTensorImpl()->is_wrapped_number();
+}
+
+// Return the index, among the tensor arguments, of argument `position`; negative if that argument
+// is no tensor.
+int index_of(std::span<const c10::IValue> given, std::size_t position) {
+    if (position >= given.size() || !is_counted(given[position])) {
+        return -1;
+    }
+    return static_cast<int>(std::count_if(
+        given.begin(), given.begin() + static_cast<std::ptrdiff_t>(position), is_counted
+    ));
+}
+
+// Return the axis of an argument of shape `sizes` that corresponds to `axis` of the result after
+// broadcasting; none if they do not fit.
+std::optional<int> broadcast_axis(const Geometry& argument, const Geometry& result, int axis) {
+    const auto missing =
+        static_cast<int>(result.sizes.size()) - static_cast<int>(argument.sizes.size());
+    const int own = axis - missing;
+    if (own < 0 || argument.sizes[static_cast<std::size_t>(own)] == 1) {
+        return UNSLICED;
+    }
+    const bool same = argument.sizes[static_cast<std::size_t>(own)] ==
+                      result.sizes[static_cast<std::size_t>(axis)];
+    return same ? std::optional(own) : std::nullopt;
+}
+
+// Return the axis that `value`, a dimension as a program writes it, means among `n` axes.
+int wrapped(std::int64_t value, std::size_t n) {
+    return static_cast<int>(value < 0 ? value + static_cast<std::int64_t>(n) : value);
+}
+
+bool is_reduced(const c10::IValue& axes, int axis, std::size_t n) {
+    if (axes.isInt()) {
+        return wrapped(axes.toInt(), n) == axis;
+    }
+    return std::ranges::any_of(axes.toIntVector(), [&](std::int64_t each) {
+        return wrapped(each, n) == axis;
+    });
+}
+
+// Return the axis of the input that becomes `axis` of the result of a reduction.
+std::optional<int> unreduced_axis(
+    std::span<const c10::IValue> given, const Geometry& input, const Geometry& result, int axis
+) {
+    if (given.size() < 3 || !(given[1].isInt() || given[1].isIntList()) || !given[2].isBool()) {
+        return {};
+    }
+    if (given[1].isIntList() && given[1].toIntVector().empty()) {
+        return {};
+    }
+    const std::size_t n = input.sizes.size();
+    const bool kept = result.sizes.size() == n;
+    int left = axis;
+    for (int each = 0; std::cmp_less(each, n); ++each) {
+        const bool reduced = is_reduced(given[1], each, n);
+        if (!kept && reduced) {
+            continue;
+        }
+        if (left-- == 0) {
+            return reduced ? std::nullopt : std::optional(each);
+        }
+    }
+    return {};
+}
+
+// Set the axes of the factors of a product. `first` is the index of the first factor.
+void set_factors(ArgumentAxes& axes, int first, int axis, int n) {
+    const auto at = static_cast<std::size_t>(first);
+    axes[at] = axis == n - 1 ? UNSLICED : axis;
+    axes[at + 1] = axis == n - 2 ? UNSLICED : axis;
+}
+
+}  // namespace
+
+bool is_blockwise(
+    const Facts& facts, const c10::OperatorHandle& op, std::span<const c10::IValue> given
+) {
+    if (rule_of(facts, op) != Rule::pointwise) {
+        return false;
+    }
+    if (facts.name == "aten::add" || facts.name == "aten::sub") {
+        // the kernel may fuse the product with `alpha` into the sum
+        return given.size() > 2 && (!given[2].isInt() || given[2].toInt() != 1);
+    }
+    return !std::ranges::binary_search(EXACT, std::string_view(facts.name));
+}
+
+namespace {
+
+// Return which slices along `axis` consist of whole blocks of elements, in each thread's share too;
+// none if the whole does not.
+std::optional<Grain> grain_of_blocks(const Geometry& whole, int axis) {
+    constexpr std::int64_t share = 32768;  // at::internal::GRAIN_SIZE
+    constexpr std::int64_t block = 64;     // at least two vector registers of any dtype
+    const std::int64_t threads = at::get_num_threads();
+    const std::int64_t elements = block * threads;
+    // With fewer elements, not all threads take part.
+    const std::int64_t least = threads == 1 ? elements : threads * share;
+    const std::int64_t n = whole.numel();
+    if (n % elements != 0 || n < least) {
+        return {};
+    }
+    const auto at = static_cast<std::size_t>(axis);
+    const std::int64_t beside = n / whole.sizes[at];
+    std::int64_t unit = elements / std::gcd(elements, beside);
+    if (whole.strides[at] < block) {  // positions are not whole rows of elements
+        unit = std::lcm(unit, block);
+    }
+    if (whole.sizes[at] % unit != 0) {
+        return {};
+    }
+    const std::int64_t positions = (least + beside - 1) / beside;
+    return Grain{unit, std::max(unit, (positions + unit - 1) / unit * unit)};
+}
+
+}  // namespace
+
+std::optional<Grain> grain_of_kernel(
+    const Facts& facts,
+    const c10::OperatorHandle& op,
+    std::span<const Geometry> arguments,
+    const Slicing& slicing,
+    int axis
+) {
+    constexpr std::int64_t matrix = 16;
+    constexpr std::int64_t columns = 64;
+    const Geometry& result = slicing.results[0];
+    switch (rule_of(facts, op)) {
+        case Rule::product:
+        case Rule::products:
+            return std::cmp_greater_equal(axis + 2, result.sizes.size()) ? Grain{1, matrix}
+                                                                         : Grain();
+        case Rule::pointwise:
+            return slicing.blockwise ? grain_of_blocks(result, axis) : Grain();
+        case Rule::reduction: {
+            // NOLINTNEXTLINE(bugprone-unchecked-optional-access): the caller has checked the axis
+            const auto own = (*slicing.axes[static_cast<std::size_t>(axis)])[0];
+            const bool inner = arguments[0].strides[static_cast<std::size_t>(own)] == 1;
+            return inner ? Grain{columns, columns} : Grain();
+        }
+        default:
+            return Grain();
+    }
+}
+
+bool shrinks(const Facts& facts) {
+    const Rule rule = named_rule(facts);
+    return rule == Rule::product || rule == Rule::products || rule == Rule::reduction ||
+           rule == Rule::losses;
+}
+
+bool has_slices(const Facts& facts, const c10::OperatorHandle& op) {
+    return rule_of(facts, op) != Rule::none;
+}
+
+bool reads_only_shape(const Facts& facts, std::size_t index) {
+    return facts.name == "aten::_unsafe_view" ||
+           (index == 1 && facts.name == "aten::nll_loss_backward");
+}
+
+namespace {
+
+using Axes = std::optional<ArgumentAxes>;
+
+Axes axes_of_pointwise(std::span<const Geometry> arguments, const Geometry& result, int axis) {
+    ArgumentAxes axes;
+    for (const Geometry& each : arguments) {
+        const std::optional<int> own = broadcast_axis(each, result, axis);
+        if (!own) {
+            return {};
+        }
+        axes.push_back(*own);
+    }
+    return axes;
+}
+
+// The same for an operator of which only the first argument is sliced.
+Axes axes_of_first(std::span<const Geometry> arguments, std::optional<int> own) {
+    ArgumentAxes axes(arguments.size(), UNSLICED);
+    axes[0] = own.value_or(UNSLICED);
+    return own ? Axes(axes) : std::nullopt;
+}
+
+Axes axes_of_rows(
+    const Facts& facts,
+    std::span<const Geometry> arguments,
+    std::span<const c10::IValue> given,
+    const Geometry& result,
+    int axis
+) {
+    const std::size_t dim = facts.name.ends_with("_data") ? 2 : 1;
+    if (!given[dim].isInt() || wrapped(given[dim].toInt(), result.sizes.size()) == axis) {
+        return {};
+    }
+    return ArgumentAxes(arguments.size(), axis);
+}
+
+Axes axes_of_loss(Rule rule, std::span<const Geometry> arguments, int axis) {
+    ArgumentAxes axes(arguments.size(), UNSLICED);
+    const std::size_t scores = rule == Rule::losses ? 0 : 1;
+    if (axis != 0 || arguments[scores].sizes.size() != 2) {
+        return {};
+    }
+    axes[scores] = axes[scores + 1] = 0;
+    if (rule == Rule::from_loss && !arguments[0].sizes.empty()) {
+        axes[0] = 0;
+    }
+    return axes;
+}
+
+Axes axes_of_product(std::span<const Geometry> arguments, const Geometry& result, int axis) {
+    ArgumentAxes axes(arguments.size(), UNSLICED);
+    const int first = static_cast<int>(arguments.size()) - 2;
+    set_factors(axes, first, axis, static_cast<int>(result.sizes.size()));
+    if (first == 1) {
+        const std::optional<int> own = broadcast_axis(arguments[0], result, axis);
+        if (!own) {
+            return {};
+        }
+        axes[0] = *own;
+    }
+    return axes;
+}
+
+Axes axes_of_embedding(
+    std::span<const Geometry> arguments, std::span<const c10::IValue> given, int axis, int n
+) {
+    ArgumentAxes axes(arguments.size(), UNSLICED);
+    const bool columns = axis == n - 1;
+    axes[static_cast<std::size_t>(index_of(given, columns ? 0 : 1))] = columns ? 1 : axis;
+    return axes;
+}
+
+}  // namespace
+
+std::optional<ArgumentAxes> axes_of_arguments(
+    const Facts& facts,
+    const c10::OperatorHandle& op,
+    std::span<const Geometry> arguments,
+    std::span<const c10::IValue> given,
+    const Geometry& result,
+    int axis
+) {
+    const auto n = static_cast<int>(result.sizes.size());
+    switch (const Rule rule = rule_of(facts, op)) {
+        case Rule::none:
+            return {};
+        case Rule::pointwise:
+            return axes_of_pointwise(arguments, result, axis);
+        case Rule::rows:
+            return axes_of_rows(facts, arguments, given, result, axis);
+        case Rule::losses:
+        case Rule::from_loss:
+            return axes_of_loss(rule, arguments, axis);
+        case Rule::product:
+        case Rule::products:
+            return axes_of_product(arguments, result, axis);
+        case Rule::reduction:
+            return axes_of_first(arguments, unreduced_axis(given, arguments[0], result, axis));
+        case Rule::norm: {
+            const auto normalized = static_cast<int>(given[1].toIntVector().size());
+            const bool is_row = axis < n - normalized;
+            return axes_of_first(arguments, is_row ? std::optional(axis) : std::nullopt);
+        }
+        case Rule::embedding:
+            return axes_of_embedding(arguments, given, axis, n);
+    }
+    return {};
+}
+
+}  // namespace rekindle

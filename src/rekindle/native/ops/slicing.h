@@ -1,0 +1,97 @@
+// Which slice of each argument an operator needs to compute a slice of its results.
+//
+// NOTE [Operators in slices]
+//
+// A result that does not fit into the budget is computed slice by slice, each when something reads
+// it. A row of a product needs one row of its first factor and all of the second; a column needs
+// one column of the second. The rules here hold only if the kernel computes every element in the
+// same order, whatever the slice: then the bits are those of the whole. So a sum is never split
+// along the axis that it adds up. The first run of each signature in slices is compared with its
+// own halves (`SliceTrials`), because a kernel may still choose another order for other sizes.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+#include <c10/util/SmallVector.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "../torch/geometry.h"
+
+namespace rekindle {
+
+struct Facts;
+
+inline constexpr int UNSLICED = -1;  // in place of an axis: all of the argument is needed
+
+// The axis along which each tensor argument of a call is sliced, or `UNSLICED`.
+using ArgumentAxes = c10::SmallVector<int, 6>;
+
+// What the trials of one signature have shown, for each axis of its result.
+struct SliceTrials final {
+    std::uint32_t equal = 0;    // bit mask of the axes along which slices gave equal bits
+    std::uint32_t unequal = 0;  // bit mask of the axes along which they did not
+};
+
+// Which slices along one axis are possible: a slice has a multiple of `unit` positions, except for
+// the last one, and at least `least`.
+struct Grain final {
+    std::int64_t unit = 1;
+    std::int64_t least = 1;
+    bool repeats = false;  // each slice computes all rows again
+};
+
+// How calls with one signature run in slices. axes: for each axis of the first result, which slices
+// of the arguments it needs; none if the operator cannot be sliced along it.
+struct Slicing final {
+    std::vector<Geometry> results;
+    std::vector<std::optional<ArgumentAxes>> axes;
+    SliceTrials trials;
+    // The operator is pointwise, and its kernel may give an element other bits if it is among those
+    // that do not fill a vector register.
+    bool blockwise = false;
+};
+
+// Return true if there are rules for the operator. Every result of such an operator follows from
+// its arguments alone.
+bool has_slices(const Facts& facts, const c10::OperatorHandle& op);
+// Return which slices of the tensor arguments a slice of the results along `axis` needs; none if
+// the operator cannot be sliced along `axis`. `given` are all arguments, with any tensors of the
+// right shapes. `result` is the geometry of the first result.
+std::optional<ArgumentAxes> axes_of_arguments(
+    const Facts& facts,
+    const c10::OperatorHandle& op,
+    std::span<const Geometry> arguments,
+    std::span<const c10::IValue> given,
+    const Geometry& result,
+    int axis
+);
+// Return true if the operator reads only the shape of its tensor argument `index`.
+bool reads_only_shape(const Facts& facts, std::size_t index);
+// Return which slices along `axis` the operator's kernel computes as it computes the whole.
+// Products of few rows or columns have kernels of their own. Sums of columns are computed in blocks
+// of columns, and what is left over in another order.
+// Kernels of pointwise operators compute whole vector registers of elements, and what is left over
+// at the end, and at the end of each thread's share, in another way (`Slicing::blockwise`). Return
+// none if slices along `axis` cannot repeat that.
+std::optional<Grain> grain_of_kernel(
+    const Facts& facts,
+    const c10::OperatorHandle& op,
+    std::span<const Geometry> arguments,
+    const Slicing& slicing,
+    int axis
+);
+// Return true if the results of the operator are usually much smaller than what it reads: products
+// and sums.
+bool shrinks(const Facts& facts);
+// Return true if the operator is pointwise, and not one of those whose result is exact, so that all
+// ways to compute it agree. `given` are the arguments.
+bool is_blockwise(
+    const Facts& facts, const c10::OperatorHandle& op, std::span<const c10::IValue> given
+);
+
+}  // namespace rekindle

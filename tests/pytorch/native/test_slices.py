@@ -1,0 +1,195 @@
+"""Tests of operators that have no room as a whole: they run in slices, with the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import rekindle
+from rekindle.pytorch.native import core as native_core
+from tests.on_device.machine import same
+from tests.pytorch.scenes.play import Tally
+
+pytestmark = pytest.mark.skipif(native_core() is None, reason="no native core")
+
+ROWS, WIDTH, WORDS = 768, 64, 6000
+SCORES = ROWS * WORDS * 4  # bytes of the scores of all words
+STATE = 2 * WIDTH * WORDS * 4  # bytes of the head's weight and of its gradient
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+class Language(nn.Module):
+    """A model whose largest value is the scores of all words."""
+
+    def __init__(self, *, bias: bool = False) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, WORDS, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.hidden(x)))
+
+
+def drawn(*, bias: bool = False) -> tuple[Language, Tensor, Tensor]:
+    torch.manual_seed(0)
+    return Language(bias=bias), torch.randn(ROWS, WIDTH), torch.randint(0, WORDS, (ROWS,))
+
+
+def results(model: nn.Module, x: Tensor, words: Tensor, loss: Loss) -> list[Tensor]:
+    value = loss(model(x), words)
+    value.backward()
+    return [value.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
+
+
+def with_ignored_words(scores: Tensor, words: Tensor) -> Tensor:
+    words = torch.where(torch.arange(ROWS) % 3 == 0, 7, words)
+    return functional.cross_entropy(scores, words, ignore_index=7)
+
+
+def of_a_batch(scores: Tensor, words: Tensor) -> Tensor:
+    return functional.cross_entropy(scores.view(4, -1, WORDS).flatten(0, 1), words)
+
+
+LOSSES: dict[str, Loss] = {
+    "mean": functional.cross_entropy,
+    "sum": lambda s, w: functional.cross_entropy(s, w, reduction="sum"),
+    "ignored": with_ignored_words,
+    "smoothed": lambda s, w: functional.cross_entropy(s, w, label_smoothing=0.1),
+    "batch": of_a_batch,
+}
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("name", LOSSES)
+def test_loss_and_gradients_below_scores_are_equal(name: str, bias: bool) -> None:
+    loss = LOSSES[name]
+    expected = results(*drawn(bias=bias), loss)
+    budget = STATE + int((1.5 if name == "smoothed" else 0.8) * SCORES)
+    model, x, words = drawn(bias=bias)
+    tally = Tally()
+    with tally.counting(), rekindle.budget(budget, learn=False, split="equal"), tally.of_a_budget():
+        found = results(model, x, words, loss)
+    assert same(found, expected)
+    assert tally.within <= budget
+
+
+@pytest.mark.parametrize("scores", [0.8, 1, 1.3, 1.7, 2, 2.5])
+def test_every_budget_between_slices_and_whole_suffices(scores: float) -> None:
+    expected = results(*drawn(), functional.cross_entropy)
+    with rekindle.budget(STATE + int(scores * SCORES), learn=False, split="equal"):
+        found = results(*drawn(), functional.cross_entropy)
+    assert same(found, expected)
+
+
+def test_scores_that_variable_holds_are_there_after_budget() -> None:
+    model, x, words = drawn()
+    expected = model(x)
+    with rekindle.budget(STATE + SCORES, learn=False, split="equal"):
+        found = model(x)
+        best = found.argmax(1)
+        functional.cross_entropy(found, words).backward()
+    assert same(found.detach(), expected.detach())
+    assert same(best, expected.argmax(1))
+
+
+def test_scores_without_room_are_lost_after_write_to_weight() -> None:
+    model, x, words = drawn()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with rekindle.budget(STATE + SCORES // 2, learn=False, split="equal"):
+        found = model(x)
+        functional.cross_entropy(found, words).backward()
+        optimizer.step()
+        with pytest.raises(RuntimeError, match="cannot be computed any more"):
+            found.sum()
+
+
+def trained(model: Language, x: Tensor, words: Tensor) -> list[Tensor]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    losses: list[Tensor] = []
+    for _ in range(4):
+        optimizer.zero_grad()
+        scores = model(x)
+        loss = functional.cross_entropy(scores, words)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return [*losses, *(p.detach() for p in model.parameters())]
+
+
+@pytest.mark.parametrize("learn", [False, True])
+def test_training_below_scores_gives_equal_weights(learn: bool) -> None:
+    expected = trained(*drawn())
+    with rekindle.budget(2 * STATE + SCORES // 2, learn=learn, split="equal"):
+        found = trained(*drawn())
+    assert same(found, expected)
+
+
+def test_targets_in_memory_of_numpy_are_read_as_they_were() -> None:
+    model, x, words = drawn()
+    expected = results(model, x, words, functional.cross_entropy)
+    model.zero_grad()
+    shared = torch.from_numpy(words.numpy().copy())
+    with rekindle.budget(STATE + SCORES, learn=False, split="equal"):
+        found = results(model, x, shared, functional.cross_entropy)
+    assert same(found, expected)
+
+
+def test_wrong_target_raises_as_in_pytorch() -> None:
+    model, x, words = drawn()
+    words[3] = WORDS
+    with (
+        rekindle.budget(STATE + SCORES, learn=False, split="equal"),
+        pytest.raises(IndexError, match="out of bounds"),
+    ):
+        functional.cross_entropy(model(x), words)
+
+
+LARGE = (512, 4096)  # shape of a value without room: 8 MiB
+READERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "product by rows": lambda y: y @ torch.ones(LARGE[1], 8),
+    "product by columns": lambda y: torch.ones(8, LARGE[0]) @ y,
+    "sum of rows": lambda y: y.sum(1),
+    "sum of columns": lambda y: y.sum(0),
+    "largest of rows": lambda y: y.amax(1),
+    "largest place": lambda y: y.argmax(1),
+    "exact": lambda y: (torch.relu(y) * 2 + 1).clone().sum(1),
+    "gelu": lambda y: functional.gelu(y).sum(1),
+    "silu": lambda y: functional.silu(y) @ torch.ones(LARGE[1], 4),
+    "columns of gelu": lambda y: torch.ones(64, LARGE[0]) @ functional.gelu(y),
+    "softmax": lambda y: torch.softmax(y, 1) @ torch.ones(LARGE[1], 4),
+    "columns of softmax": lambda y: torch.ones(16, LARGE[0]) @ torch.softmax(y, 1),
+    "transposed": lambda y: y.t() @ torch.ones(LARGE[0], 4),
+    "reshaped": lambda y: torch.relu(y.view(64, -1, LARGE[1])).sum(2),
+    "heads": lambda y: torch.bmm(y.view(8, -1, LARGE[1]), torch.ones(8, LARGE[1], 2)),
+    "broadcast": lambda y: (y + torch.arange(4096.0)).sum(1),
+    "halves": lambda y: (y[:, 1024:] * 1).sum(1),
+    "double": lambda y: y.double().sum(1),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_operator_reads_value_without_room(name: str, threads: int) -> None:
+    torch.manual_seed(1)
+    x, weight = torch.randn(LARGE[0], 32), torch.randn(32, LARGE[1])
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        expected = READERS[name](x @ weight)
+        tally = Tally()
+        with (
+            torch.no_grad(),
+            tally.counting(),
+            rekindle.budget("6MiB", learn=False, split="equal"),
+            tally.of_a_budget(),
+        ):
+            found = READERS[name](x @ weight)
+    finally:
+        torch.set_num_threads(before)
+    assert same(found, expected)
+    assert tally.within <= 6 << 20
