@@ -92,6 +92,7 @@ class Stream:
         self.engine = Engine(budget, policy, swap)
         self.drawn_from = EVENTS if swap is None else SWAPPING
         self.fail_in = -1  # number of copies until one fails; negative: none fails
+        self.failures = 0  # number of copies that failed
         self.words = array("q")
         self.actions: list[Action] = []
         self.clock: list[int] = []
@@ -143,6 +144,7 @@ class Stream:
 
     def fails(self) -> bool:
         self.fail_in -= self.fail_in >= 0
+        self.failures += self.fail_in == 0
         return self.fail_in == 0
 
     def note(self, room: bool) -> None:
