@@ -52,6 +52,10 @@ class Interrupter:
     def _trace(self, frame: FrameType, event: str, _: object) -> Any:
         if not frame.f_code.co_filename.startswith(HERE):
             return None
+        if not frame.f_code.co_filename.startswith(HERE[0]) and budget._active is None:
+            return (
+                None  # outside a budget, Python loses an interrupt in a weak reference's callback
+            )
         if event == "line" and not self.sent and frame.f_code not in WITHOUT_CHECKS:
             self.left -= 1
             if self.left <= 0:
