@@ -74,6 +74,24 @@ SlicedCallPtr replaced(
     return made ? made : call;
 }
 
+// Find out how calls with `signature` run in slices. Releases the session mutex for a moment.
+void find_slicing(
+    Session& session, Signature& signature, std::span<const c10::IValue> unkeyed_args, Locked& lock
+) {
+    if (signature.slicing) {
+        return;
+    }
+    Slicing found;
+    {
+        const Unlocked others(lock);
+        found = signature.find_slicing(unkeyed_args);
+    }
+    session.registry.drain();
+    if (!signature.slicing) {
+        signature.slicing = std::move(found);
+    }
+}
+
 }  // namespace
 
 bool SlicedOperation::reads_value_without_room() const {
@@ -102,19 +120,7 @@ bool SlicedOperation::may() const {
 }
 
 void SlicedOperation::find_slicing(Locked& lock) {
-    Signature& signature = *parsed_.signature;
-    if (signature.slicing) {
-        return;
-    }
-    Slicing found;
-    {
-        const Unlocked others(lock);
-        found = signature.find_slicing(parsed_.unkeyed_args);
-    }
-    session_.registry.drain();
-    if (!signature.slicing) {
-        signature.slicing = std::move(found);
-    }
+    rekindle::find_slicing(session_, *parsed_.signature, parsed_.unkeyed_args, lock);
 }
 
 Bytes SlicedOperation::bytes_of_results() const {
@@ -328,18 +334,11 @@ SlicedCallPtr SlicedOperation::with_fewer_leaves(const SlicedCallPtr& sliced, Lo
     Recipe& recipe = recipe_of(*leaf.root.call);
     const Ref<Call> made_by(&recipe);
     const c10::intrusive_ptr<Signature> signature = recipe.signature;
-    if (!signature->slicing) {
-        Slicing found;
-        {
-            const std::vector<c10::IValue> unkeyed(
-                recipe.unkeyed_args().begin(), recipe.unkeyed_args().end()
-            );
-            const Unlocked others(lock);
-            found = signature->find_slicing(unkeyed);
-        }
-        session_.registry.drain();
-        signature->slicing = std::move(found);
-    }
+    const std::vector<c10::IValue> unkeyed(
+        recipe.unkeyed_args().begin(), recipe.unkeyed_args().end()
+    );
+    rekindle::find_slicing(session_, *signature, unkeyed, lock);
+    // NOLINTNEXTLINE(bugprone-unchecked-optional-access): found by `find_slicing`
     const auto& results = signature->slicing->results;
     const bool usable = leaf.listed && leaf.replayable && recipe.linked && results.size() == 1 &&
                         is_dense(results[0]) && results[0].nbytes() == leaf.size;

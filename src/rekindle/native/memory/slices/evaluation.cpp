@@ -25,10 +25,6 @@ namespace {
 
 constexpr std::int64_t IGNORED = -100;  // target of rows without a loss
 
-bool is_called(const SlicedCall& call, const char* name) {
-    return call.signature->facts.name == name;
-}
-
 std::uint32_t bit(int axis) {
     return 1U << static_cast<unsigned>(axis);
 }
@@ -172,14 +168,7 @@ void Evaluation::try_halves(
     std::span<const at::Tensor> results
 ) {
     const std::int64_t n = range.length();
-    const Grain grain = grain_of_kernel(
-                            call.signature->facts,
-                            call.signature->op,
-                            call.signature->geometries,
-                            call.slicing(),
-                            range.axis
-    )
-                            .value_or(Grain());
+    const Grain grain = kernel_grain(call, range.axis).value_or(Grain());
     const std::int64_t middle = ((n + 1) / 2 + grain.unit - 1) / grain.unit * grain.unit;
     if (n - middle < grain.least) {
         return;

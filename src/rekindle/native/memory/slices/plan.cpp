@@ -11,17 +11,6 @@ namespace {
 constexpr std::int64_t MOST_REPEATED = 16;  // how often all rows may be computed again
 constexpr std::int64_t COMPARED = 16;       // rows with which columns are compared
 
-std::optional<Grain> kernel_grain(const SlicedCall& call, int axis) {
-    const Signature& signature = *call.signature;
-    return grain_of_kernel(
-        signature.facts, signature.op, signature.geometries, call.slicing(), axis
-    );
-}
-
-bool is_called(const Signature& signature, const char* name) {
-    return signature.facts.name == name;
-}
-
 bool is_last_axis(const Geometry& geometry, int axis) {
     return std::cmp_equal(axis + 1, geometry.sizes.size());
 }
@@ -73,6 +62,13 @@ Bytes bytes_of_argument(const SlicedCall& call, std::size_t index, const Range& 
 
 }  // namespace
 
+std::optional<Grain> kernel_grain(const SlicedCall& call, int axis) {
+    const Signature& signature = *call.signature;
+    return grain_of_kernel(
+        signature.facts, signature.op, signature.geometries, call.slicing(), axis
+    );
+}
+
 bool goes_through_rows(const SlicedCall& call, int axis) {
     return axis > 0 && !call.slicing().axes[static_cast<std::size_t>(axis)] &&
            call.slicing().axes[0] && is_dense(call.result()) && !has_columns(call, axis);
@@ -86,18 +82,18 @@ bool has_columns(const SlicedCall& call, int axis) {
         whole.strides.back() != 1 || whole.dtype != caffe2::TypeMeta::Make<float>()) {
         return false;
     }
-    if (is_called(signature, "aten::_log_softmax")) {
+    if (is_called(call, "aten::_log_softmax")) {
         return !call.slicing().axes.back() && grain_of(call, 0).has_value();
     }
     if (whole.sizes.size() != 2) {
         return false;
     }
-    if (is_called(signature, "aten::nll_loss_backward")) {
+    if (is_called(call, "aten::nll_loss_backward")) {
         return signature.geometries.size() == 4;  // no weights of the classes
     }
-    return is_called(signature, "aten::_log_softmax_backward_data") &&
-           !call.slicing().axes.back() && call.arguments[0].call && call.arguments[1].call &&
-           is_called(*call.arguments[0].call->signature, "aten::nll_loss_backward") &&
+    return is_called(call, "aten::_log_softmax_backward_data") && !call.slicing().axes.back() &&
+           call.arguments[0].call && call.arguments[1].call &&
+           is_called(*call.arguments[0].call, "aten::nll_loss_backward") &&
            has_columns(*call.arguments[0].call, 1) && has_columns(*call.arguments[1].call, 1);
 }
 
@@ -208,7 +204,7 @@ std::int64_t length_within(
 
 bool gathers(const SlicedCall& call) {
     const Signature& signature = *call.signature;
-    return is_called(signature, "aten::nll_loss_forward") && signature.geometries.size() == 2 &&
+    return is_called(call, "aten::nll_loss_forward") && signature.geometries.size() == 2 &&
            signature.geometries[0].sizes.size() == 2 && call.result().sizes.empty();
 }
 

@@ -17,6 +17,9 @@ bool has_columns(const SlicedCall& call, int axis);
 // Return true if slices along `axis` are cut out of rows, which are computed as a whole: there is
 // no other way to compute columns with the same bits.
 bool goes_through_rows(const SlicedCall& call, int axis);
+// Return which slices along `axis` the kernel of `call` computes as it computes the whole
+// (`grain_of_kernel`).
+std::optional<Grain> kernel_grain(const SlicedCall& call, int axis);
 // Return which slices along `axis` are possible; none if the call cannot be sliced along it.
 std::optional<Grain> grain_of(const SlicedCall& call, int axis);
 // Return the number of rows with which columns are compared, and of which the sums are found at

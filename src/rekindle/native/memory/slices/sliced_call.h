@@ -53,6 +53,11 @@ struct SlicedCall final : c10::intrusive_ptr_target {
     const Geometry& result() const { return slicing().results[0]; }
 };
 
+// Return true if `call` calls the operator `name`.
+inline bool is_called(const SlicedCall& call, const char* name) {
+    return call.signature->facts.name == name;
+}
+
 // Add the leaves of `call` to `found`, each once.
 void collect_leaves(const SlicedCall& call, std::vector<StorageRecord*>& found);
 // Return the estimated time of `call`, from the measured times of its operators.
