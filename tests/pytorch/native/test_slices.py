@@ -149,6 +149,97 @@ def test_wrong_target_raises_as_in_pytorch() -> None:
         functional.cross_entropy(model(x), words)
 
 
+Step = Callable[[], list[Tensor]]
+
+
+def wide_mlp() -> Step:
+    layers = [nn.Linear(48, 4096), nn.Linear(4096, 48)]
+    x = torch.randn(512, 48, requires_grad=True)
+
+    def step() -> list[Tensor]:
+        loss = layers[1](functional.gelu(layers[0](x))).square().mean()
+        loss.backward()
+        return [loss.detach(), *gradients(layers), gradient(x)]
+
+    return step
+
+
+def mlp_of_sequences() -> Step:
+    layers = [nn.Linear(48, 4096), nn.Linear(4096, 48)]
+    x = torch.randn(5, 100, 48, requires_grad=True)
+
+    def step() -> list[Tensor]:
+        hidden = functional.silu(layers[0](x)) * 0.5
+        loss = layers[1](hidden.view(-1, 4096)).square().mean()
+        loss.backward()
+        return [loss.detach(), *gradients(layers), gradient(x)]
+
+    return step
+
+
+def attention() -> Step:
+    layer, x = nn.Linear(64, 192), torch.randn(2, 256, 64)
+
+    def step() -> list[Tensor]:
+        q, k, v = layer(x).view(2, 256, 3, 8, 8).permute(2, 0, 3, 1, 4)
+        weights = (q @ k.transpose(-1, -2) / 8**0.5).softmax(-1)
+        loss = (weights @ v).square().mean()
+        loss.backward()
+        return [loss.detach(), *gradients([layer])]
+
+    return step
+
+
+def shifted_words() -> Step:
+    head, x = nn.Linear(32, 6000, bias=False), torch.randn(4, 128, 32)
+    words = torch.randint(6000, (4, 128))
+
+    def step() -> list[Tensor]:
+        scores = head(x)[:, :-1].contiguous()
+        loss = functional.cross_entropy(scores.view(-1, 6000), words[:, 1:].reshape(-1))
+        loss.backward()
+        return [loss.detach(), *gradients([head])]
+
+    return step
+
+
+def gradients(layers: list[nn.Linear]) -> list[Tensor]:
+    return [gradient(p) for layer in layers for p in layer.parameters()]
+
+
+def gradient(tensor: Tensor) -> Tensor:
+    assert tensor.grad is not None
+    return tensor.grad
+
+
+# Smallest share of the memory without a budget that suffices, with slices.
+STEPS: dict[str, tuple[Callable[[], Step], float]] = {
+    "wide MLP": (wide_mlp, 0.25),
+    "MLP of sequences": (mlp_of_sequences, 0.3),
+    "attention": (attention, 0.3),
+    "shifted words": (shifted_words, 0.3),
+}
+
+
+def drawn_step(make: Callable[[], Step]) -> Step:
+    torch.manual_seed(2)
+    return make()
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("part", [0, 0.2, 0.4, 0.6, 0.8, 1])
+def test_every_budget_above_slices_suffices(name: str, part: float) -> None:
+    make, least = STEPS[name]
+    with rekindle.budget(None, learn=False) as run:
+        expected = drawn_step(make)()
+    budget = int((least + part * (1 - least)) * run.peak)
+    step, tally = drawn_step(make), Tally()
+    with tally.counting(), rekindle.budget(budget, learn=False, split="equal"), tally.of_a_budget():
+        found = step()
+    assert same(found, expected)
+    assert tally.within <= budget
+
+
 LARGE = (512, 4096)  # shape of a value without room: 8 MiB
 READERS: dict[str, Callable[[Tensor], Tensor]] = {
     "product by rows": lambda y: y @ torch.ones(LARGE[1], 8),
@@ -168,6 +259,14 @@ READERS: dict[str, Callable[[Tensor], Tensor]] = {
     "heads": lambda y: torch.bmm(y.view(8, -1, LARGE[1]), torch.ones(8, LARGE[1], 2)),
     "broadcast": lambda y: (y + torch.arange(4096.0)).sum(1),
     "halves": lambda y: (y[:, 1024:] * 1).sum(1),
+    "gathered": lambda y: y.log_softmax(1).gather(1, torch.arange(512).view(-1, 1)),
+    "odd rows of sequences": lambda y: (y.view(8, 64, -1)[:, :-1] * 1).view(-1, 4096).sum(1),
+    "middle of zeros": lambda y: torch.ops.aten.slice_backward(y, [512, 4100], 1, 3, 4099, 1).sum(
+        1
+    ),
+    "rows within zeros": lambda y: torch.ops.aten.slice_backward(
+        y.view(64, 8, -1), [64, 10, 4096], 1, 1, 9, 1
+    ).sum(2),
     "double": lambda y: y.double().sum(1),
 }
 

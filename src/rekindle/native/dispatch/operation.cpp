@@ -125,7 +125,8 @@ void Operation::run_as_it_may() {
         run_touching();
         return;
     }
-    if (session_.registry.placeholders != 0 || parsed_.signature->slicing) [[unlikely]] {
+    if (session_.registry.placeholders != 0 || parsed_.signature->slicing ||
+        (session_.slices && !recording_)) [[unlikely]] {
         run_whole_or_in_slices();
         return;
     }
@@ -139,8 +140,12 @@ void Operation::run_as_it_may() {
 // read in slices is not restored for that, and an operator that found no room before runs in slices
 // at once.
 void Operation::run_whole_or_in_slices() {
-    const SlicedOperation sliced(session_, facts_, call_, parsed_);
-    if ((sliced.reads_value_without_room() || sliced.has_no_room()) && run_in_slices(false)) {
+    SlicedOperation sliced(session_, facts_, call_, parsed_);
+    // A result without a recipe cannot leave memory again.
+    const bool stays = !recording_ && session_.slices;
+    if ((sliced.reads_value_without_room() || sliced.has_no_room() ||
+         (stays && sliced.leaves_no_room(lock_))) &&
+        run_in_slices(false)) {
         return;
     }
     const std::optional<OutOfBudgetError> shortage = out_of_budget_of([&] {
@@ -158,6 +163,10 @@ bool Operation::run_in_slices(bool observed) {
     SlicedOperation sliced(session_, facts_, call_, parsed_);
     if (!sliced.may()) {
         return false;
+    }
+    if (parsed_.takes_over) {
+        parsed_.leave_first();
+        parsed_.signature = signature_of(call_, parsed_);
     }
     sliced.find_slicing(lock_);
     if (!sliced.has_slices()) {

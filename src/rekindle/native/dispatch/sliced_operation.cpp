@@ -15,11 +15,16 @@ namespace rekindle {
 
 namespace {
 
-// A share of the workspace with which a call runs at once: slices that are smaller take longer.
+// A share of the workspace with which a call runs at once, and a share of the budget: the engine
+// makes so much room for slices. If more is free, slices are larger.
 constexpr Bytes ENOUGH_SHARE = 16;
+constexpr Bytes WORKSPACE_SHARE = 32;
+// A share of the budget: results that are smaller are not large.
+constexpr Bytes LARGE_RESULT_SHARE = 8;
 // A share of the budget: smaller leaves are in memory as a whole.
 constexpr Bytes LARGE_SHARE = 32;
-// A share of the budget: smaller results of a call in slices are not evicted.
+// A share of the budget: smaller results of a call in slices are not evicted, and operators that
+// read nothing larger make nothing large.
 constexpr Bytes SMALL_SHARE = 256;
 
 bool is_on_cpu(const c10::TensorImpl* tensor) {
@@ -109,13 +114,27 @@ bool SlicedOperation::has_no_room() const {
     return has_slices() && !session_.engine.has_room(bytes_of_results());
 }
 
+bool SlicedOperation::leaves_no_room(Locked& lock) {
+    const Bytes small = session_.engine.budget / SMALL_SHARE;
+    const bool reads_much = std::ranges::any_of(parsed_.tensors, [&](const c10::TensorImpl* each) {
+        return each->numel() * static_cast<std::int64_t>(each->itemsize()) > small;
+    });
+    if (!reads_much || !may()) {
+        return false;
+    }
+    find_slicing(lock);
+    // After the operator, nothing else may refer to what it reads.
+    return has_slices() && is_large() &&
+           !session_.engine.has_room(2 * bytes_of_results() - bytes_read());
+}
+
 bool SlicedOperation::has_slices() const {
     return parsed_.signature->slicing && !parsed_.signature->slicing->results.empty();
 }
 
 bool SlicedOperation::may() const {
     return session_.may_slice() && rekindle::has_slices(facts_, call_.op) && !parsed_.opaque &&
-           !parsed_.takes_over && parsed_.written.empty() && parsed_.parts.empty() &&
+           parsed_.written.size() == (parsed_.takes_over ? 1U : 0U) && parsed_.parts.empty() &&
            !parsed_.tensors.empty() && std::ranges::all_of(parsed_.tensors, is_on_cpu);
 }
 
@@ -186,41 +205,23 @@ bool SlicedOperation::attempt(
     return false;
 }
 
+// Return the smallest slices with which a call should run: smaller ones take longer.
+std::optional<SlicePlan> SlicedOperation::smallest_plan(const SlicedCall& sliced) const {
+    const Bytes most = session_.engine.budget / WORKSPACE_SHARE;
+    return plan_of(sliced, std::min(useful_workspace(sliced) / ENOUGH_SHARE, most));
+}
+
 // Compute the results, which are in memory afterwards. Return false if they have no room. Throw
 // `OutOfBudgetError` if the leaves have none.
 bool SlicedOperation::compute(const SlicedCallPtr& sliced, bool recorded) {
+    const std::optional<SlicePlan> plan = smallest_plan(*sliced);
     const Bytes nbytes = bytes_of_results();
-    const Engine& engine = session_.engine;
-    const Bytes room = engine.budget - engine.memory - engine.in_flight - nbytes;
-    const Bytes useful = useful_workspace(*sliced);
-    std::optional<SlicePlan> plan = plan_of(*sliced, std::max(room, useful / ENOUGH_SHARE));
-    for (Bytes share = ENOUGH_SHARE; plan && engine.has_room(nbytes); share *= 4) {
-        const std::optional<SlicePlan> smaller = plan_of(*sliced, useful / share);
-        const bool last = !smaller || share > useful;
-        if (last || engine.has_room(nbytes + plan->workspace)) {
-            try {
-                compute(sliced, *plan, recorded);
-                return true;
-            } catch (const OutOfBudgetError&) {
-                if (last) {
-                    throw;
-                }
-            }
-        }
-        if (smaller && smaller->workspace < plan->workspace) {
-            plan = smaller;
-        } else if (share > ENOUGH_SHARE && !last) {
-            share = useful;  // these are the smallest slices
-        }
+    if (!plan || !session_.engine.has_room(nbytes + plan->workspace)) {
+        return false;
     }
-    return false;
-}
-
-// Compute the results by `plan`.
-void SlicedOperation::compute(const SlicedCallPtr& sliced, const SlicePlan& plan, bool recorded) {
     // Small results stay in memory: to compute a loss again takes a pass over all scores.
-    recorded = recorded && bytes_of_results() > session_.engine.budget / SMALL_SHARE;
-    Recipe& recipe = recipe_for(sliced, plan, recorded);
+    recorded = recorded && nbytes > session_.engine.budget / SMALL_SHARE;
+    Recipe& recipe = recipe_for(sliced, *plan, recorded);
     const Ref<Call> kept(&recipe);
     std::vector<Ref<Storage>> made;
     for (const Geometry& each : sliced->slicing().results) {
@@ -239,15 +240,28 @@ void SlicedOperation::compute(const SlicedCallPtr& sliced, const SlicePlan& plan
         session_.frees.disown(record_of(*each));
     }
     give(results);
+    return true;
+}
+
+Bytes SlicedOperation::bytes_read() const {
+    Bytes total = 0;
+    for (const Geometry& each : parsed_.signature->geometries) {
+        total += each.nbytes();
+    }
+    return total;
+}
+
+// Return true if the result is large, and not much smaller than what the operator reads.
+bool SlicedOperation::is_large() const {
+    const Bytes nbytes = bytes_of_results();
+    return nbytes > session_.engine.budget / LARGE_RESULT_SHARE && 2 * nbytes >= bytes_read();
 }
 
 // Return true if the result should not be in memory, although it has room: then whatever reads it
 // next would have none.
 bool SlicedOperation::defers_early() const {
     const Engine& engine = session_.engine;
-    const Bytes nbytes = bytes_of_results();
-    const Bytes room = engine.budget - engine.memory - engine.in_flight;
-    return !shrinks(facts_) && nbytes > engine.budget / 8 && 2 * nbytes > room;
+    return is_large() && 2 * bytes_of_results() > engine.budget - engine.memory - engine.in_flight;
 }
 
 // Note the result as a value without room. Return false if it could not be computed in slices.
@@ -256,8 +270,7 @@ bool SlicedOperation::defer(const SlicedCallPtr& sliced) {
     if (geometries.size() != 1 || !is_dense(geometries[0])) {
         return false;
     }
-    const std::optional<SlicePlan> plan =
-        plan_of(*sliced, useful_workspace(*sliced) / ENOUGH_SHARE);
+    const std::optional<SlicePlan> plan = smallest_plan(*sliced);
     if (!plan) {
         return false;
     }
@@ -282,7 +295,6 @@ Recipe& SlicedOperation::recipe_for(
     recipe.grad_mode = sliced->grad_mode;
     recipe.aside = std::make_unique<Recipe::Aside>();
     recipe.aside->sliced = sliced;
-    recipe.aside->plan = plan;
     recipe.aside->workspace = plan.workspace;
     recipe.has_workspace = plan.workspace != 0;
     std::vector<StorageRecord*> leaves;

@@ -37,6 +37,9 @@ public:
     bool reads_value_without_room() const;
     // Return true if the operator found no room before, and has none now.
     bool has_no_room() const;
+    // Return true if the result has room, but whatever reads it next would have none. Releases the
+    // session mutex for a moment.
+    bool leaves_no_room(Locked& lock);
     // Return true if nothing forbids that this call runs in slices.
     bool may() const;
     // Find out how such calls run in slices. Releases the session mutex for a moment.
@@ -53,7 +56,9 @@ private:
     bool attempt(std::span<const Ref<Storage>> inputs, bool recorded, bool grad_mode, Locked& lock);
     SlicedCallPtr sliced_call(std::span<const Ref<Storage>> inputs, bool grad_mode) const;
     bool compute(const SlicedCallPtr& sliced, bool recorded);
-    void compute(const SlicedCallPtr& sliced, const SlicePlan& plan, bool recorded);
+    std::optional<SlicePlan> smallest_plan(const SlicedCall& sliced) const;
+    Bytes bytes_read() const;
+    bool is_large() const;
     bool defers_early() const;
     bool defer(const SlicedCallPtr& sliced);
     Recipe& recipe_for(const SlicedCallPtr& sliced, const SlicePlan& plan, bool replayable);

@@ -161,6 +161,9 @@ public:
     // Return the bytes of all candidates that the plan marked, except those that `inputs` read.
     Bytes spare_beside(std::span<const Edge> inputs);
 
+    // Note that `workspace` bytes are in use beside `memory`.
+    void raise_peak(Bytes workspace = 0) noexcept { peak = std::max(peak, memory + workspace); }
+
 protected:
     // Scope in which the engine handles one event. When the outermost scope ends, storages and
     // calls to which nothing refers are destroyed.
@@ -256,8 +259,6 @@ protected:
     Bytes budget_beside(Bytes nbytes) const noexcept {
         return budget == UNLIMITED ? UNLIMITED : budget - nbytes - in_flight;
     }
-
-    void raise_peak(Bytes workspace = 0) noexcept { peak = std::max(peak, memory + workspace); }
 
     Performer& performer_;
     // The most time of recomputation, after which `Thrashed` is thrown.

@@ -56,6 +56,11 @@ public:
         }
     }
 
+    void pop_back() {
+        stop_comparing();
+        words_.pop_back();
+    }
+
     // Return true if the words are those of the expected key.
     bool is_as_expected() const noexcept { return first_ != nullptr && next_ == end_; }
 

@@ -87,6 +87,12 @@ void ParsedCall::take_over() {
     written.push_back(0);
 }
 
+void ParsedCall::leave_first() {
+    takes_over = false;
+    key.pop_back();
+    written.pop_back();
+}
+
 // NOLINTNEXTLINE(misc-no-recursion): no list has lists in it
 void ParsedCall::take_argument(const c10::IValue& value) {
     if (value.isTensor()) {

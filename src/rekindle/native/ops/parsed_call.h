@@ -49,6 +49,8 @@ public:
 
     // Record that the operator's result will be written over its first argument.
     void take_over();
+    // Undo that.
+    void leave_first();
 
     const Facts& facts;
     CallKey key;

@@ -266,6 +266,7 @@ Slicing Signature::find_slicing(std::span<const c10::IValue> unkeyed_args) const
         torch::jit::Stack given;
         arguments(given, kept, unkeyed_args);
         found.blockwise = is_blockwise(facts, op, given);
+        found.padding = padding_of(facts, given);
         for (std::size_t i = 0; !found.results.empty() && i < found.results[0].sizes.size(); ++i) {
             found.axes.push_back(axes_of_arguments(
                 facts, op, geometries, given, found.results[0], static_cast<int>(i)

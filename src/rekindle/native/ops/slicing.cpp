@@ -25,6 +25,8 @@ enum class Rule : std::uint8_t {
     reduction,
     norm,
     embedding,
+    gathered,  // `gather`
+    padded,    // `slice_backward`
 };
 
 struct Named final {
@@ -47,11 +49,13 @@ constexpr std::array NAMED{
     Named{"aten::bmm", Rule::products},
     Named{"aten::clone", Rule::pointwise},
     Named{"aten::embedding", Rule::embedding},
+    Named{"aten::gather", Rule::gathered},
     Named{"aten::mean", Rule::reduction},
     Named{"aten::mm", Rule::product},
     Named{"aten::native_layer_norm", Rule::norm},
     Named{"aten::nll_loss_backward", Rule::from_loss},
     Named{"aten::nll_loss_forward", Rule::losses},
+    Named{"aten::slice_backward", Rule::padded},
     Named{"aten::sum", Rule::reduction},
 };
 static_assert(std::ranges::is_sorted(NAMED, {}, &Named::name));
@@ -195,9 +199,9 @@ bool is_blockwise(
 
 namespace {
 
-// Return which slices along `axis` consist of whole blocks of elements, in each thread's share too;
-// none if the whole does not.
-std::optional<Grain> grain_of_blocks(const Geometry& whole, int axis) {
+// Return which slices along `axis`, with one position on each axis in `fixed`, consist of whole
+// blocks of elements, in each thread's share too; none if the whole does not.
+std::optional<Grain> grain_of_blocks(const Geometry& whole, int axis, std::uint32_t fixed) {
     constexpr std::int64_t share = 32768;  // at::internal::GRAIN_SIZE
     constexpr std::int64_t block = 64;     // at least two vector registers of any dtype
     const std::int64_t threads = at::get_num_threads();
@@ -209,7 +213,10 @@ std::optional<Grain> grain_of_blocks(const Geometry& whole, int axis) {
         return {};
     }
     const auto at = static_cast<std::size_t>(axis);
-    const std::int64_t beside = n / whole.sizes[at];
+    std::int64_t beside = n / whole.sizes[at];
+    for (std::size_t i = 0; i < whole.sizes.size(); ++i) {
+        beside /= (fixed >> i & 1U) != 0 ? whole.sizes[i] : 1;
+    }
     std::int64_t unit = elements / std::gcd(elements, beside);
     if (whole.strides[at] < block) {  // positions are not whole rows of elements
         unit = std::lcm(unit, block);
@@ -228,7 +235,8 @@ std::optional<Grain> grain_of_kernel(
     const c10::OperatorHandle& op,
     std::span<const Geometry> arguments,
     const Slicing& slicing,
-    int axis
+    int axis,
+    std::uint32_t fixed
 ) {
     constexpr std::int64_t matrix = 16;
     constexpr std::int64_t columns = 64;
@@ -239,7 +247,7 @@ std::optional<Grain> grain_of_kernel(
             return std::cmp_greater_equal(axis + 2, result.sizes.size()) ? Grain{1, matrix}
                                                                          : Grain();
         case Rule::pointwise:
-            return slicing.blockwise ? grain_of_blocks(result, axis) : Grain();
+            return slicing.blockwise ? grain_of_blocks(result, axis, fixed) : Grain();
         case Rule::reduction: {
             // NOLINTNEXTLINE(bugprone-unchecked-optional-access): the caller has checked the axis
             const auto own = (*slicing.axes[static_cast<std::size_t>(axis)])[0];
@@ -249,12 +257,6 @@ std::optional<Grain> grain_of_kernel(
         default:
             return Grain();
     }
-}
-
-bool shrinks(const Facts& facts) {
-    const Rule rule = named_rule(facts);
-    return rule == Rule::product || rule == Rule::products || rule == Rule::reduction ||
-           rule == Rule::losses;
 }
 
 bool has_slices(const Facts& facts, const c10::OperatorHandle& op) {
@@ -316,6 +318,17 @@ Axes axes_of_loss(Rule rule, std::span<const Geometry> arguments, int axis) {
     return axes;
 }
 
+Axes axes_of_gathered(
+    std::span<const Geometry> arguments, std::span<const c10::IValue> given, int axis
+) {
+    const std::size_t n = arguments[0].sizes.size();
+    const auto at = static_cast<std::size_t>(axis);
+    const bool same = n == arguments[1].sizes.size() && given[1].isInt() &&
+                      wrapped(given[1].toInt(), n) != axis &&
+                      arguments[0].sizes[at] == arguments[1].sizes[at];
+    return same ? Axes(ArgumentAxes(2, axis)) : std::nullopt;
+}
+
 Axes axes_of_product(std::span<const Geometry> arguments, const Geometry& result, int axis) {
     ArgumentAxes axes(arguments.size(), UNSLICED);
     const int first = static_cast<int>(arguments.size()) - 2;
@@ -340,6 +353,22 @@ Axes axes_of_embedding(
 }
 
 }  // namespace
+
+Padding padding_of(const Facts& facts, std::span<const c10::IValue> given) {
+    const bool padded = named_rule(facts) == Rule::padded && given[5].toInt() == 1;
+    if (!padded) {
+        return {};
+    }
+    const std::vector<std::int64_t> sizes = given[1].toIntVector();
+    const int axis = wrapped(given[2].toInt(), sizes.size());
+    const std::int64_t n = sizes[static_cast<std::size_t>(axis)];
+    // positions as in `tensor[begin:end]`
+    const auto position = [&](std::int64_t value) {
+        return std::clamp(value < 0 ? value + n : value, std::int64_t{0}, n);
+    };
+    const std::int64_t begin = position(given[3].toInt());
+    return {axis, begin, std::max(position(given[4].toInt()) - begin, std::int64_t{0})};
+}
 
 std::optional<ArgumentAxes> axes_of_arguments(
     const Facts& facts,
@@ -372,6 +401,11 @@ std::optional<ArgumentAxes> axes_of_arguments(
         }
         case Rule::embedding:
             return axes_of_embedding(arguments, given, axis, n);
+        case Rule::gathered:
+            return axes_of_gathered(arguments, given, axis);
+        case Rule::padded:
+            return padding_of(facts, given).axis == UNSLICED ? std::nullopt
+                                                             : Axes(ArgumentAxes(1, axis));
     }
     return {};
 }

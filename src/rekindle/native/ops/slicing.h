@@ -7,7 +7,7 @@
 // one column of the second. The rules here hold only if the kernel computes every element in the
 // same order, whatever the slice: then the bits are those of the whole. So a sum is never split
 // along the axis that it adds up. The first run of each signature in slices is compared with its
-// own halves (`SliceTrials`), because a kernel may still choose another order for other sizes.
+// own pieces (`SliceTrials`), because a kernel may still choose another order for other sizes.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -45,6 +45,13 @@ struct Grain final {
     bool repeats = false;  // each slice computes all rows again
 };
 
+// The result is zeros, with the argument in the positions from `begin` on along `axis`.
+struct Padding final {
+    int axis = UNSLICED;  // the result is nothing like that
+    std::int64_t begin = 0;
+    std::int64_t length = 0;
+};
+
 // How calls with one signature run in slices. axes: for each axis of the first result, which slices
 // of the arguments it needs; none if the operator cannot be sliced along it.
 struct Slicing final {
@@ -54,6 +61,7 @@ struct Slicing final {
     // The operator is pointwise, and its kernel may give an element other bits if it is among those
     // that do not fill a vector register.
     bool blockwise = false;
+    Padding padding;
 };
 
 // Return true if there are rules for the operator. Every result of such an operator follows from
@@ -70,24 +78,24 @@ std::optional<ArgumentAxes> axes_of_arguments(
     const Geometry& result,
     int axis
 );
+// Return how the operator pads its argument with zeros. `given` are the arguments.
+Padding padding_of(const Facts& facts, std::span<const c10::IValue> given);
 // Return true if the operator reads only the shape of its tensor argument `index`.
 bool reads_only_shape(const Facts& facts, std::size_t index);
-// Return which slices along `axis` the operator's kernel computes as it computes the whole.
-// Products of few rows or columns have kernels of their own. Sums of columns are computed in blocks
-// of columns, and what is left over in another order.
-// Kernels of pointwise operators compute whole vector registers of elements, and what is left over
-// at the end, and at the end of each thread's share, in another way (`Slicing::blockwise`). Return
-// none if slices along `axis` cannot repeat that.
+// Return which slices along `axis` the operator's kernel computes as it computes the whole, if
+// there is only one position on the axes in the mask `fixed`. Products of few rows or columns have
+// kernels of their own. Sums of columns are computed in blocks of columns, and what is left over in
+// another order. Kernels of pointwise operators compute whole vector registers of elements, and
+// what is left over at the end, and at the end of each thread's share, in another way
+// (`Slicing::blockwise`). Return none if slices along `axis` cannot repeat that.
 std::optional<Grain> grain_of_kernel(
     const Facts& facts,
     const c10::OperatorHandle& op,
     std::span<const Geometry> arguments,
     const Slicing& slicing,
-    int axis
+    int axis,
+    std::uint32_t fixed
 );
-// Return true if the results of the operator are usually much smaller than what it reads: products
-// and sums.
-bool shrinks(const Facts& facts);
 // Return true if the operator is pointwise, and not one of those whose result is exact, so that all
 // ways to compute it agree. `given` are the arguments.
 bool is_blockwise(

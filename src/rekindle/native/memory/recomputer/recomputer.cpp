@@ -1,6 +1,9 @@
 #include "recomputer.h"
 
+#include <algorithm>
+
 #include "../../torch/raised.h"
+#include "../slices/plan.h"
 #include "recomputing.h"
 
 namespace rekindle {
@@ -147,6 +150,20 @@ void Recomputer::or_rescue(const Recipe& recipe, bool in_place, F&& attempt) {
     }
 }
 
+// Return the bytes that a call in slices may use beside its results: all that is free. Then its
+// slices are as large as possible.
+Bytes Recomputer::room_for_slices(const Recipe& recipe) {
+    if (!recipe.sliced()) [[likely]] {
+        return 0;
+    }
+    const Bytes least = recipe.aside->workspace;
+    const Bytes free = engine_.budget - engine_.memory - engine_.in_flight - recipe.nbytes;
+    const Bytes most = free - free / 16;  // kernels may need some memory of their own
+    const Bytes used = std::min(std::max(least, most), useful_workspace(*recipe.sliced()));
+    engine_.raise_peak(recipe.nbytes + used);
+    return used;
+}
+
 // Run the operator call of `recipe` again, and put the memory of its outputs into `storages`.
 // Return the stream on which the call ran, and the time at which it was queued there. Readers on
 // other streams wait for that.
@@ -166,17 +183,18 @@ Order Recomputer::run(Recipe& recipe, bool in_place, c10::SmallVector<StoragePtr
             throw;
         }
     };
+    const Bytes room = room_for_slices(recipe);
     Order order;
     const auto run_in_order = [&] {
         const StreamIndex here = order_recomputation(recipe, in_place);
-        storages = run_again(recipe, in_place, call);
+        storages = run_again(recipe, in_place, room, call);
         order = registry_.device.streams.made_by(here, true);
     };
     if (registry_.device.queues()) {
         find_places(recipe, in_place);
         or_rescue(recipe, in_place, run_in_order);
     } else {
-        storages = run_again(recipe, in_place, call);
+        storages = run_again(recipe, in_place, room, call);
     }
     TORCH_CHECK(!interrupted, "interrupted after a replay");
     return order;

@@ -55,6 +55,7 @@ private:
     void wait_for_room(Call& call, bool in_place);
     void refuse_in_a_graph(const char* site) const;
     void find_places(const Recipe& recipe, bool in_place);
+    Bytes room_for_slices(const Recipe& recipe);
     void compute_now(Call& call, bool in_place);
     StreamIndex order_recomputation(const Recipe& recipe, bool in_place);
     void settle_results(

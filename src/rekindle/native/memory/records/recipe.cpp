@@ -124,8 +124,8 @@ c10::SmallVector<StoragePtr, 2> output_storages(
 
 namespace {
 
-// Compute the outputs of `recipe` in slices.
-c10::SmallVector<StoragePtr, 2> run_in_slices(const Recipe& recipe, Calling calling) {
+// Compute the outputs of `recipe` in slices, which need at most `room` bytes if possible.
+c10::SmallVector<StoragePtr, 2> run_in_slices(const Recipe& recipe, Bytes room, Calling calling) {
     c10::SmallVector<StoragePtr, 4> leaves;
     for (const Edge& edge : recipe.inputs()) {
         leaves.push_back(input_storage(record_of(*edge.value->storage)));
@@ -134,13 +134,14 @@ c10::SmallVector<StoragePtr, 2> run_in_slices(const Recipe& recipe, Calling call
     calling(leaves, [&] {
         const auto leaf = [&](StorageRecord& record) { return record.at(); };
         const SlicedCall& sliced = *recipe.sliced();
-        std::optional<SlicePlan> plan = recipe.aside->plan;
+        std::optional<SlicePlan> plan = plan_of(sliced, room);
+        TORCH_INTERNAL_ASSERT(plan, "a call in slices has no slices");
         while (made.empty()) {
             try {
                 const std::vector<StoragePtr> results = compute_in_slices(sliced, *plan, leaf);
                 made.append(results.begin(), results.end());
             } catch (const UnequalSlices&) {
-                plan = recipe.ran ? plan_of(sliced, plan->workspace) : std::nullopt;
+                plan = recipe.ran ? plan_of(sliced, room) : std::nullopt;
                 if (!plan) {
                     throw;
                 }
@@ -158,9 +159,11 @@ bool can_run_in_slices(const Recipe& recipe) {
            !recipe.signature->takes_over && has_slices(*recipe.facts, recipe.signature->op);
 }
 
-c10::SmallVector<StoragePtr, 2> run_again(const Recipe& recipe, bool in_place, Calling calling) {
+c10::SmallVector<StoragePtr, 2> run_again(
+    const Recipe& recipe, bool in_place, Bytes room, Calling calling
+) {
     if (recipe.sliced()) [[unlikely]] {
-        return run_in_slices(recipe, calling);
+        return run_in_slices(recipe, room, calling);
     }
     c10::SmallVector<StoragePtr, 4> storages = storages_of(recipe);
     // True if the call writes inputs in place. Without `in_place` it then writes copies of them

@@ -24,7 +24,6 @@
 #include "../../ops/signature.h"
 #include "../../torch/rng_history.h"
 #include "../../torch/storage_ptr.h"
-#include "../slices/plan.h"
 #include "../slices/sliced_call.h"
 
 namespace rekindle {
@@ -59,7 +58,6 @@ struct Recipe final : Call {
         // The results are computed in slices, because an argument has never been in memory. The
         // inputs of the engine's `Call` are then the leaves of `sliced`. Null: as a whole.
         SlicedCallPtr sliced;
-        SlicePlan plan;  // how the results are computed in slices
     };
 
     std::unique_ptr<Aside> aside;
@@ -110,9 +108,11 @@ using Kernel = c10::function_ref<void()>;
 using Calling = c10::function_ref<void(std::span<const StoragePtr>, Kernel)>;
 // Run the operator call of `recipe` again. With `in_place` the kernel writes into the inputs that
 // it overwrote on the first run, otherwise into copies of them. `calling` runs the kernel, given
-// its operands.
+// its operands. `room` is the memory in bytes that a call in slices may use beside its results.
 //
 // Return the storages of the outputs, in the order of the results.
-c10::SmallVector<StoragePtr, 2> run_again(const Recipe& recipe, bool in_place, Calling calling);
+c10::SmallVector<StoragePtr, 2> run_again(
+    const Recipe& recipe, bool in_place, Bytes room, Calling calling
+);
 
 }  // namespace rekindle

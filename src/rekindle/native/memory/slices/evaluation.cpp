@@ -6,14 +6,15 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/nll_loss_backward.h>
 #include <ATen/ops/nll_loss_forward.h>
+#include <ATen/ops/view_as_real.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "../../ops/call_again.h"
@@ -25,15 +26,24 @@ namespace {
 
 constexpr std::int64_t IGNORED = -100;  // target of rows without a loss
 
-std::uint32_t bit(int axis) {
-    return 1U << static_cast<unsigned>(axis);
+// Return `tensor` as integers of the same size, in the same memory.
+at::Tensor bits_of(const at::Tensor& tensor) {
+    switch (tensor.element_size()) {
+        case 1:
+            return tensor.view(at::kByte);
+        case 2:
+            return tensor.view(at::kShort);
+        case 4:
+            return tensor.view(at::kInt);
+        case 8:
+            return tensor.view(at::kLong);
+        default:
+            return at::view_as_real(tensor).view(at::kLong);
+    }
 }
 
 bool has_equal_bits(const at::Tensor& one, const at::Tensor& other) {
-    const at::Tensor a = one.contiguous();
-    const at::Tensor b = other.contiguous();
-    return a.sizes() == b.sizes() && a.dtype() == b.dtype() &&
-           std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
+    return one.dtype() == other.dtype() && at::equal(bits_of(one), bits_of(other));
 }
 
 SliceTrials& trials_of(const SlicedCall& call) {
@@ -42,6 +52,7 @@ SliceTrials& trials_of(const SlicedCall& call) {
 
 void refuse(const SlicedCall& call, int axis) {
     trials_of(call).unequal |= bit(axis);
+    note_failed_trial();
     throw UnequalSlices();
 }
 
@@ -99,42 +110,63 @@ std::vector<at::Tensor> Evaluation::run_kernel(
 }
 
 // NOLINTNEXTLINE(misc-no-recursion): chains of sliced calls are as short as the program's
-std::vector<at::Tensor> Evaluation::run(const SlicedCall& call, const Range& range) {
+std::vector<at::Tensor> Evaluation::run(const SlicedCall& call, const Box& box) {
     const ReplayDispatchGuard guard(false);
-    if (range.axis >= 0 && !call.slicing().axes[static_cast<std::size_t>(range.axis)]) {
-        return {columns(call, range)};
+    const SliceWay way = way_of(call, box);
+    if (way == SliceWay::columns || way == SliceWay::through_rows) {
+        return {way == SliceWay::columns ? columns(call, box[0]) : columns_of_rows(call, box[0])};
+    }
+    if (call.slicing().padding.axis != UNSLICED) {
+        return {padded(call, box)};
     }
     std::vector<at::Tensor> arguments;
     for (std::size_t i = 0; i < call.arguments.size(); ++i) {
-        const int axis = range.axis < 0
-                             ? UNSLICED
-                             : (*call.slicing().axes[static_cast<std::size_t>(range.axis)])[i];
-        const at::Tensor part = argument(call, i, {axis, range.begin, range.end});
+        const at::Tensor part = argument(call, i, box_of_argument(call, i, box));
         arguments.push_back(without_gaps(call, i, part));
     }
     std::vector<at::Tensor> results = run_kernel(call, arguments);
-    if (range.axis >= 0 && (trials_of(call).equal & bit(range.axis)) == 0) {
-        try_halves(call, range, arguments, results);
+    if (!box.empty()) {
+        try_pieces(call, box, arguments, results);
     }
     if (is_called(call, "aten::_log_softmax")) {
-        note_rows(call, range, arguments[0], results[0]);
+        note_rows(call, box, arguments[0], results[0]);
     }
     return results;
 }
 
+// Return the positions `box` of the result of `call`, which pads its argument with zeros.
 // NOLINTNEXTLINE(misc-no-recursion): as above
-at::Tensor Evaluation::argument(const SlicedCall& call, std::size_t index, const Range& range) {
+at::Tensor Evaluation::padded(const SlicedCall& call, const Box& box) {
+    const Geometry& result = call.result();
+    const Padding& padding = call.slicing().padding;
+    at::Tensor made =
+        at::zeros(narrowed(result, box).sizes, at::TensorOptions().dtype(result.dtype));
+    const Box inside = box_of_argument(call, 0, box);
+    std::int64_t begin = padding.begin;
+    for (std::size_t i = 0; i < box.size(); ++i) {
+        if (inside[i].length() == 0) {
+            return made;
+        }
+        begin =
+            box[i].axis == padding.axis ? inside[i].begin + padding.begin - box[i].begin : begin;
+    }
+    const at::Tensor part = argument(call, 0, inside);
+    made.narrow(padding.axis, begin, part.size(padding.axis)).copy_(part);
+    return made;
+}
+
+// NOLINTNEXTLINE(misc-no-recursion): as above
+at::Tensor Evaluation::argument(const SlicedCall& call, std::size_t index, const Box& box) {
     const Geometry& view = call.signature->geometries[index];
     const SlicedArgument& source = call.arguments[index];
-    const Geometry part = narrowed(view, range);
+    const Geometry part = narrowed(view, box);
     if (reads_only_shape(call.signature->facts, index)) {
         return at::zeros({1}, at::TensorOptions().dtype(view.dtype)).expand(part.sizes);
     }
     if (!source.call) {
         return part.in(leaf_(*source.leaf));
     }
-    const std::int64_t n = source.call->result().numel();
-    const std::optional<Slice> wanted = range.axis < 0 ? Slice::whole(n) : slice_of(view, range, n);
+    const std::optional<Slice> wanted = slice_of(view, box, source.call->result().numel());
     TORCH_INTERNAL_ASSERT(wanted, "an argument has no such slice");
     const at::Tensor made = slice(*source.call, *wanted);
     return compacted(part, *wanted).in(storage_of(*made.unsafeGetTensorImpl()));
@@ -143,46 +175,72 @@ at::Tensor Evaluation::argument(const SlicedCall& call, std::size_t index, const
 // Return the slice `wanted` of the result of `call`, alone in its storage.
 // NOLINTNEXTLINE(misc-no-recursion): as above
 at::Tensor Evaluation::slice(const SlicedCall& call, const Slice& wanted) {
-    const std::optional<Range> range = range_of(call.result(), wanted);
-    TORCH_INTERNAL_ASSERT(range, "a result has no such slice");
-    at::Tensor made = run(call, *range)[0];
-    const Geometry here = compacted(narrowed(call.result(), *range), wanted);
-    const bool alone = made.storage_offset() == 0 && made.sizes() == here.sizes &&
-                       made.strides() == here.strides &&
-                       std::cmp_equal(made.storage().nbytes(), here.nbytes());
-    if (alone) {
-        return made;
+    const Geometry& whole = call.result();
+    const std::vector<Box> boxes = boxes_of(whole, wanted);
+    TORCH_INTERNAL_ASSERT(!boxes.empty(), "a result has no such slice");
+    at::Tensor all;
+    for (const Box& box : boxes) {
+        const Box computed = widened(call, box);
+        at::Tensor made = run(call, computed)[0];
+        if (!box.empty()) {
+            const Range& last = box.back();
+            made = made.narrow(last.axis, last.begin - computed.back().begin, last.length());
+        }
+        const Geometry here = compacted(narrowed(whole, box), wanted);
+        const bool alone = boxes.size() == 1 && made.storage_offset() == 0 &&
+                           made.sizes() == here.sizes && made.strides() == here.strides &&
+                           std::cmp_equal(made.storage().nbytes(), here.nbytes());
+        if (alone) {
+            return made;
+        }
+        if (!all.defined()) {
+            all = at::empty({whole.numel() / wanted.period * wanted.width()}, made.options());
+        }
+        here.in(storage_of(*all.unsafeGetTensorImpl())).copy_(made);
     }
-    at::Tensor copied = at::empty_strided(here.sizes, here.strides, made.options());
-    copied.copy_(made);
-    return copied;
+    return all;
+}
+
+// Return the rows `begin` to `end` of the result of `call`, whose columns begin at `axis`.
+// NOLINTNEXTLINE(misc-no-recursion): as above
+at::Tensor Evaluation::rows(
+    const SlicedCall& call, int axis, std::int64_t begin, std::int64_t end
+) {
+    const std::int64_t width = rows_of(call, axis).sizes[1];
+    const at::Tensor made = slice(call, {call.result().numel(), begin * width, end * width});
+    Geometry here = rows_of(call, axis);
+    here.sizes[0] = end - begin;
+    return here.in(storage_of(*made.unsafeGetTensorImpl()));
 }
 
 // -- trials ---------------------------------------------------------------------------------------
 
-// Compute a slice once more in two halves, and compare the bits.
-void Evaluation::try_halves(
+// Compute a slice once more in pieces, and compare the bits.
+void Evaluation::try_pieces(
     const SlicedCall& call,
-    const Range& range,
+    const Box& box,
     std::span<const at::Tensor> arguments,
     std::span<const at::Tensor> results
 ) {
-    const std::int64_t n = range.length();
-    const Grain grain = kernel_grain(call, range.axis).value_or(Grain());
-    const std::int64_t middle = ((n + 1) / 2 + grain.unit - 1) / grain.unit * grain.unit;
-    if (n - middle < grain.least) {
+    const Range& range = box.back();
+    const std::int64_t pieces = tried_pieces(call, box);
+    if (pieces < 2) {
         return;
     }
+    const std::int64_t n = range.length();
+    const Grain grain = kernel_grain(call, range.axis, outer_axes(box)).value_or(Grain());
     const ArgumentAxes& axes = *call.slicing().axes[static_cast<std::size_t>(range.axis)];
-    for (const auto& [begin, end] : {std::pair(std::int64_t{0}, middle), std::pair(middle, n)}) {
-        std::vector<at::Tensor> halves;
+    const std::int64_t most = (n + pieces - 1) / pieces;
+    const std::int64_t length = (most + grain.unit - 1) / grain.unit * grain.unit;
+    each_block(n, length, grain.unit, [&](std::int64_t begin, std::int64_t end) {
+        std::vector<at::Tensor> parts;
         for (std::size_t i = 0; i < arguments.size(); ++i) {
-            const at::Tensor half = axes[i] == UNSLICED
+            const at::Tensor part = axes[i] == UNSLICED
                                         ? arguments[i]
                                         : arguments[i].narrow(axes[i], begin, end - begin);
-            halves.push_back(without_gaps(call, i, half));
+            parts.push_back(without_gaps(call, i, part));
         }
-        const std::vector<at::Tensor> again = run_kernel(call, std::move(halves));
+        const std::vector<at::Tensor> again = run_kernel(call, std::move(parts));
         for (std::size_t i = 0; i < again.size(); ++i) {
             const bool has_axis = range.axis < results[i].dim() && results[i].size(range.axis) == n;
             if (has_axis &&
@@ -190,7 +248,7 @@ void Evaluation::try_halves(
                 refuse(call, range.axis);
             }
         }
-    }
+    });
     trials_of(call).equal |= bit(range.axis);
 }
 
@@ -202,9 +260,9 @@ void Evaluation::compare_with_rows(
     if ((trials_of(call).equal & bit(range.axis)) != 0) {
         return;
     }
-    const std::int64_t n = rows_to_compare(call);
-    const at::Tensor rows = run(call, {0, 0, n})[0];
-    if (!has_equal_bits(rows.narrow(-1, range.begin, range.length()), found.narrow(0, 0, n))) {
+    const std::int64_t n = rows_to_compare(call, range.axis);
+    const at::Tensor some = rows(call, range.axis, 0, n).narrow(1, range.begin, range.length());
+    if (!has_equal_bits(some, found.reshape({-1, range.length()}).narrow(0, 0, n))) {
         refuse(call, range.axis);
     }
     trials_of(call).equal |= bit(range.axis);
@@ -215,9 +273,6 @@ void Evaluation::compare_with_rows(
 // NOLINTNEXTLINE(misc-no-recursion): as above
 at::Tensor Evaluation::columns(const SlicedCall& call, const Range& range) {
     const std::int64_t n = range.length();
-    if (goes_through_rows(call, range.axis)) {
-        return columns_of_rows(call, range);
-    }
     if (is_called(call, "aten::_log_softmax")) {
         return columns_of_log_softmax(call, range);
     }
@@ -231,7 +286,7 @@ at::Tensor Evaluation::columns(const SlicedCall& call, const Range& range) {
     const at::Tensor gradient = columns_from_loss(*call.arguments[0].call, range);
     at::Tensor output;
     {
-        const at::Tensor some = argument(call, 1, range);
+        const at::Tensor some = argument(call, 1, {range});
         output = at::cat({some, at::full({some.size(0), 1}, -1, some.options())}, 1);
     }
     at::Tensor found = at::_log_softmax_backward_data(gradient, output, 1, gradient.scalar_type())
@@ -244,23 +299,24 @@ at::Tensor Evaluation::columns(const SlicedCall& call, const Range& range) {
 // Compute all rows, some at once, and keep the positions `range` of each.
 // NOLINTNEXTLINE(misc-no-recursion): as above
 at::Tensor Evaluation::columns_of_rows(const SlicedCall& call, const Range& range) {
+    const Geometry& whole = call.result();
+    const std::int64_t n = rows_of(call, range.axis).sizes[0];
+    const std::int64_t inside = whole.strides[static_cast<std::size_t>(range.axis)];
     at::Tensor found;
     each_block(
-        call.result().sizes[0],
-        rows_to_compare(call),
-        grain_of(call, 0).value_or(Grain()).unit,
+        n,
+        rows_at_once(call, range),
+        grain_of_rows(call, range.axis).value_or(Grain()).unit,
         [&](std::int64_t begin, std::int64_t end) {
-            const at::Tensor rows =
-                run(call, {0, begin, end})[0].narrow(range.axis, range.begin, range.length());
+            const at::Tensor some = rows(call, range.axis, begin, end)
+                                        .narrow(1, range.begin * inside, range.length() * inside);
             if (!found.defined()) {
-                std::vector<std::int64_t> sizes = rows.sizes().vec();
-                sizes[0] = call.result().sizes[0];
-                found = at::empty(sizes, rows.options());
+                found = at::empty({n, range.length() * inside}, some.options());
             }
-            found.narrow(0, begin, end - begin).copy_(rows);
+            found.narrow(0, begin, end - begin).copy_(some);
         }
     );
-    return found;
+    return found.view(narrowed(whole, {range}).sizes);
 }
 
 // NOLINTNEXTLINE(misc-no-recursion): as above
@@ -268,7 +324,7 @@ at::Tensor Evaluation::columns_of_log_softmax(const SlicedCall& call, const Rang
     find_rows(call, range);
     std::vector<std::int64_t> sizes(call.result().sizes.begin(), call.result().sizes.end());
     sizes.back() = 1;
-    at::Tensor found = argument(call, 0, range)
+    at::Tensor found = argument(call, 0, {range})
                            .sub(call.rows.largest.view(sizes))
                            .sub_(call.rows.logarithm.view(sizes));
     compare_with_rows(call, range, found);
@@ -279,10 +335,9 @@ at::Tensor Evaluation::columns_of_log_softmax(const SlicedCall& call, const Rang
 // whose target is in another column.
 at::Tensor Evaluation::columns_from_loss(const SlicedCall& call, const Range& range) {
     const std::int64_t n = range.length();
-    const at::Tensor gradient = argument(call, 0, {-1, 0, 0});
-    const at::Tensor targets =
-        usual_targets(argument(call, 2, {-1, 0, 0}), constant(call, 5).toInt());
-    const at::Tensor total = argument(call, 3, {-1, 0, 0});
+    const at::Tensor gradient = argument(call, 0, {});
+    const at::Tensor targets = usual_targets(argument(call, 2, {}), constant(call, 5).toInt());
+    const at::Tensor total = argument(call, 3, {});
     const at::Tensor inside = targets.ge(range.begin).logical_and_(targets.lt(range.end));
     const at::Tensor here =
         at::where(targets.eq(IGNORED), IGNORED, at::where(inside, targets.sub(range.begin), n));
@@ -294,21 +349,19 @@ at::Tensor Evaluation::columns_from_loss(const SlicedCall& call, const Range& ra
 
 // Remember the sums of the rows that were just computed.
 void Evaluation::note_rows(
-    const SlicedCall& call, const Range& range, const at::Tensor& input, const at::Tensor& result
+    const SlicedCall& call, const Box& box, const at::Tensor& input, const at::Tensor& result
 ) {
     const Geometry& whole = call.result();
     const auto last = static_cast<int>(whole.sizes.size()) - 1;
-    if (!has_columns(call, last)) {
+    if (axis_plan(call, last).way != SliceWay::columns) {
         return;
     }
     const std::int64_t width = whole.sizes.back();
     const std::int64_t rows = whole.numel() / width;
-    const std::int64_t first =
-        range.axis < 0 ? 0
-                       : range.begin * whole.strides[static_cast<std::size_t>(range.axis)] / width;
+    Geometry part = narrowed(whole, box);
+    const std::int64_t first = std::exchange(part.offset, 0) / width;
     RowSums& sums = call.rows;
-    const bool in_order = range.axis <= 0 || whole.sizes[0] == 1;
-    if (!in_order || first != sums.known) {
+    if (!is_dense(part) || first != sums.known) {
         return;
     }
     if (!sums.largest.defined()) {
@@ -327,22 +380,24 @@ void Evaluation::note_rows(
 // `range`.
 // NOLINTNEXTLINE(misc-no-recursion): as above
 void Evaluation::find_rows(const SlicedCall& call, const Range& range) {
-    const Geometry& whole = call.result();
-    const std::int64_t rows = whole.numel() / whole.sizes.back();
-    if (call.rows.known == rows) {
+    const int last = range.axis;
+    const Geometry matrix = rows_of(call, last);
+    const std::int64_t n = matrix.sizes[0];
+    if (call.rows.known == n) {
         return;
     }
-    const std::int64_t least = rows_to_compare(call);
-    std::int64_t length = whole.sizes[0];
-    while (length > least && bytes_of(call, {0, 0, length}) > bytes_of(call, range)) {
+    const std::int64_t least = rows_to_compare(call, last);
+    std::int64_t length = n;
+    while (length > least &&
+           bytes_of_view(call, matrix, {{0, 0, length}}) > bytes_of(call, {range})) {
         length = std::max(least, length / 2);
     }
     call.rows = {};
     each_block(
-        whole.sizes[0],
+        n,
         length,
-        grain_of(call, 0).value_or(Grain()).unit,
-        [&](std::int64_t begin, std::int64_t end) { run(call, {0, begin, end}); }
+        grain_of_rows(call, last).value_or(Grain()).unit,
+        [&](std::int64_t begin, std::int64_t end) { rows(call, last, begin, end); }
     );
 }
 
@@ -350,8 +405,7 @@ std::vector<at::Tensor> Evaluation::gather_losses(const SlicedCall& call, const 
     const ReplayDispatchGuard guard(false);
     const Geometry& losses = call.signature->geometries[0];
     const std::int64_t n = losses.sizes[0];
-    const at::Tensor targets =
-        usual_targets(argument(call, 1, {-1, 0, 0}), constant(call, 4).toInt());
+    const at::Tensor targets = usual_targets(argument(call, 1, {}), constant(call, 4).toInt());
     const at::Tensor ignored = targets.eq(IGNORED);
     const at::Tensor wrong =
         targets.lt(0).logical_or_(targets.ge(losses.sizes[1])).logical_and_(ignored.logical_not());
@@ -362,7 +416,7 @@ std::vector<at::Tensor> Evaluation::gather_losses(const SlicedCall& call, const 
     const at::Tensor columns = at::where(ignored, 0, targets).unsqueeze(1);
     at::Tensor gathered;
     each_block(n, plan.length, plan.unit, [&](std::int64_t begin, std::int64_t end) {
-        const at::Tensor rows = argument(call, 0, {0, begin, end});
+        const at::Tensor rows = argument(call, 0, {{0, begin, end}});
         if (!gathered.defined()) {
             gathered = at::empty({n, 1}, rows.options());
         }
@@ -388,7 +442,7 @@ std::vector<StoragePtr> compute_in_slices(
     if (plan.axis == SlicePlan::GATHERED) {
         results = evaluation.gather_losses(call, plan);
     } else if (plan.axis == SlicePlan::ALL_AT_ONCE) {
-        results = evaluation.run(call, {-1, 0, 0});
+        results = evaluation.run(call, {});
     } else {
         const ReplayDispatchGuard guard(false);
         for (const Geometry& each : call.slicing().results) {
@@ -398,7 +452,7 @@ std::vector<StoragePtr> compute_in_slices(
         }
         const std::int64_t n = call.result().sizes[static_cast<std::size_t>(plan.axis)];
         each_block(n, plan.length, plan.unit, [&](std::int64_t begin, std::int64_t end) {
-            const std::vector<at::Tensor> made = evaluation.run(call, {plan.axis, begin, end});
+            const std::vector<at::Tensor> made = evaluation.run(call, {{plan.axis, begin, end}});
             for (std::size_t i = 0; i < made.size(); ++i) {
                 results[i].narrow(plan.axis, begin, end - begin).copy_(made[i]);
             }

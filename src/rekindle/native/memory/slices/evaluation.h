@@ -32,30 +32,29 @@ class Evaluation final {
 public:
     explicit Evaluation(LeafStorage leaf) : leaf_(leaf) {}
 
-    // Return the results of `call` at the positions `range` of its first result.
-    std::vector<at::Tensor> run(const SlicedCall& call, const Range& range);
-    // Return the argument `index` of `call`: its positions `range`, or all if the axis is negative.
-    at::Tensor argument(const SlicedCall& call, std::size_t index, const Range& range);
+    // Return the results of `call` at the positions `box` of its first result.
+    std::vector<at::Tensor> run(const SlicedCall& call, const Box& box);
+    // Return the positions `box` of the argument `index` of `call`.
+    at::Tensor argument(const SlicedCall& call, std::size_t index, const Box& box);
     // Return the results of `nll_loss_forward`, of which `length` rows are in memory at once.
     std::vector<at::Tensor> gather_losses(const SlicedCall& call, const SlicePlan& plan);
 
 private:
     std::vector<at::Tensor> run_kernel(const SlicedCall& call, std::vector<at::Tensor> arguments);
+    at::Tensor padded(const SlicedCall& call, const Box& box);
     at::Tensor slice(const SlicedCall& call, const Slice& wanted);
     at::Tensor columns(const SlicedCall& call, const Range& range);
     at::Tensor columns_of_rows(const SlicedCall& call, const Range& range);
     at::Tensor columns_of_log_softmax(const SlicedCall& call, const Range& range);
     at::Tensor columns_from_loss(const SlicedCall& call, const Range& range);
+    at::Tensor rows(const SlicedCall& call, int axis, std::int64_t begin, std::int64_t end);
     void note_rows(
-        const SlicedCall& call,
-        const Range& range,
-        const at::Tensor& input,
-        const at::Tensor& result
+        const SlicedCall& call, const Box& box, const at::Tensor& input, const at::Tensor& result
     );
     void find_rows(const SlicedCall& call, const Range& range);
-    void try_halves(
+    void try_pieces(
         const SlicedCall& call,
-        const Range& range,
+        const Box& box,
         std::span<const at::Tensor> arguments,
         std::span<const at::Tensor> results
     );

@@ -1,8 +1,12 @@
 #include "plan.h"
 
+#include <ATen/Parallel.h>
+
 #include <algorithm>
+#include <functional>
 #include <numeric>
 #include <utility>
+#include <vector>
 
 namespace rekindle {
 
@@ -15,35 +19,65 @@ bool is_last_axis(const Geometry& geometry, int axis) {
     return std::cmp_equal(axis + 1, geometry.sizes.size());
 }
 
-// Return which slices along `axis` of argument `index` are possible; none if it cannot be sliced.
-std::optional<Grain> grain_of_argument(const SlicedCall& call, std::size_t index, int axis) {
-    const SlicedCall& made = *call.arguments[index].call;
-    const Geometry& view = call.signature->geometries[index];
-    const std::optional<Slice> first = slice_of(view, {axis, 0, 1}, made.result().numel());
+// Return true if the elements fill a storage in the order of the axes.
+bool is_in_order(const Geometry& geometry) {
+    return is_dense(geometry) && std::ranges::is_sorted(geometry.strides, std::greater_equal());
+}
+
+// Return positions 0 on the axes `fixed`.
+Box first_of(AxisMask fixed) {
+    Box box;
+    for (int axis = 0; fixed >> static_cast<unsigned>(axis) != 0; ++axis) {
+        if ((fixed & bit(axis)) != 0) {
+            box.push_back({axis, 0, 1});
+        }
+    }
+    return box;
+}
+
+// Return which slices along `axis` of `view`, a view of the result of `made`, are possible, if
+// there is one position only on the axes `fixed`; none if it cannot be sliced.
+// NOLINTNEXTLINE(misc-no-recursion): chains of sliced calls are as short as the program's
+std::optional<Grain> grain_of_view(
+    const SlicedCall& made, const Geometry& view, int axis, AxisMask fixed
+) {
+    const Geometry& whole = made.result();
+    Box box = first_of(fixed);
+    box.push_back({axis, 0, 1});
+    const std::optional<Slice> first = slice_of(view, box, whole.numel());
     if (!first) {
         return {};
     }
-    const Geometry& whole = made.result();
     const std::int64_t here = view.strides[static_cast<std::size_t>(axis)];
-    for (std::size_t i = 0; i < whole.sizes.size(); ++i) {
-        if (whole.sizes[i] <= 1 || whole.strides[i] * whole.sizes[i] != first->period) {
-            continue;
+    std::optional<Grain> found;
+    AxisMask outer = 0;
+    // Where the positions of the view are finer than those of the result's axis, slices may also
+    // end between two positions of that axis: the rest is a slice along the next axis inside.
+    for (std::optional<int> own = axis_of(whole, first->period); own;) {
+        const std::int64_t stride = whole.strides[static_cast<std::size_t>(*own)];
+        const AxisPlan plan = axis_plan(made, *own, outer);
+        const Grain& grain = plan.grain;
+        if (plan.way == SliceWay::none) {
+            break;
         }
-        const std::optional<Grain> own = grain_of(made, static_cast<int>(i));
-        if (!own) {
-            return {};
+        const bool ends_within = whole.sizes[static_cast<std::size_t>(*own)] % grain.unit != 0;
+        const std::int64_t step = stride * grain.unit;
+        if ((outer != 0 && ends_within) || first->begin % step != 0) {
+            break;
         }
-        const std::int64_t step = whole.strides[i] * own->unit;
-        if (first->begin % step != 0) {
-            return {};
+        const std::int64_t least = stride * grain.least;
+        found = Grain{step / std::gcd(step, here), (least + here - 1) / here, grain.repeats};
+        if (here % stride == 0) {
+            break;
         }
-        const std::int64_t least = whole.strides[i] * own->least;
-        return Grain{step / std::gcd(step, here), (least + here - 1) / here, own->repeats};
+        outer |= bit(*own);
+        own = axis_of(whole, stride);
     }
-    return {};
+    return found;
 }
 
-Bytes bytes_of_argument(const SlicedCall& call, std::size_t index, const Range& range) {
+// NOLINTNEXTLINE(misc-no-recursion): as above
+Bytes bytes_of_argument(const SlicedCall& call, std::size_t index, const Box& box) {
     const SlicedArgument& argument = call.arguments[index];
     const Geometry& view = call.signature->geometries[index];
     if (reads_only_shape(call.signature->facts, index)) {
@@ -51,39 +85,103 @@ Bytes bytes_of_argument(const SlicedCall& call, std::size_t index, const Range& 
     }
     if (!argument.call) {
         // a kernel may copy a slice that has gaps
-        return range.axis > 0 ? narrowed(view, range).nbytes() : 0;
+        const bool has_gaps = !box.empty() && box.back().axis > 0;
+        return has_gaps ? narrowed(view, box).nbytes() : 0;
     }
-    const Geometry& whole = argument.call->result();
-    const Slice slice =
-        range.axis < 0 ? Slice::whole(whole.numel()) : *slice_of(view, range, whole.numel());
-    const std::optional<Range> own = range_of(whole, slice);
-    return own ? bytes_of(*argument.call, *own) : UNLIMITED / 4;
+    return bytes_of_view(*argument.call, view, box);
 }
 
 }  // namespace
 
-std::optional<Grain> kernel_grain(const SlicedCall& call, int axis) {
+Box box_of_argument(const SlicedCall& call, std::size_t index, const Box& box) {
+    Box made;
+    for (const Range& range : box) {
+        // NOLINTNEXTLINE(bugprone-unchecked-optional-access): the plan has checked the axis
+        const int own = (*call.slicing().axes[static_cast<std::size_t>(range.axis)])[index];
+        if (own == UNSLICED) {
+            continue;
+        }
+        made.push_back({own, range.begin, range.end});
+        Range& there = made.back();
+        if (const Padding& padding = call.slicing().padding; padding.axis == own) {
+            there.begin = std::clamp(range.begin - padding.begin, std::int64_t{0}, padding.length);
+            there.end = std::clamp(range.end - padding.begin, std::int64_t{0}, padding.length);
+        }
+    }
+    return made;
+}
+
+AxisMask outer_axes(const Box& box) {
+    AxisMask mask = 0;
+    for (std::size_t i = 0; i + 1 < box.size(); ++i) {
+        mask |= bit(box[i].axis);
+    }
+    return mask;
+}
+
+// NOLINTNEXTLINE(misc-no-recursion): as above
+Box widened(const SlicedCall& call, const Box& box) {
+    if (box.empty() || way_of(call, box) != SliceWay::by_kernel) {
+        return box;
+    }
+    Box made = box;
+    Range& last = made.back();
+    const std::int64_t n = call.result().sizes[static_cast<std::size_t>(last.axis)];
+    const Grain grain = axis_plan(call, last.axis, outer_axes(box)).grain;
+    if (last.length() < grain.least) {
+        last.begin = std::max(std::int64_t{0}, std::min(last.begin, n - grain.least));
+        last.begin -= last.begin % grain.unit;
+        last.end = std::max(last.end, last.begin + grain.least);
+        last.end = std::min(n, (last.end + grain.unit - 1) / grain.unit * grain.unit);
+    }
+    return made;
+}
+
+std::optional<Grain> kernel_grain(const SlicedCall& call, int axis, AxisMask fixed) {
     const Signature& signature = *call.signature;
     return grain_of_kernel(
-        signature.facts, signature.op, signature.geometries, call.slicing(), axis
+        signature.facts, signature.op, signature.geometries, call.slicing(), axis, fixed
     );
 }
 
-bool goes_through_rows(const SlicedCall& call, int axis) {
-    return axis > 0 && !call.slicing().axes[static_cast<std::size_t>(axis)] &&
-           call.slicing().axes[0] && is_dense(call.result()) && !has_columns(call, axis);
+Geometry rows_of(const SlicedCall& call, int axis) {
+    Geometry made = call.result();
+    std::int64_t width = 1;
+    for (std::size_t i = static_cast<std::size_t>(axis); i < made.sizes.size(); ++i) {
+        width *= made.sizes[i];
+    }
+    const std::int64_t rows = made.numel() / width;
+    made.sizes = {rows, width};
+    made.strides = {width, 1};
+    return made;
 }
 
-// NOLINTNEXTLINE(misc-no-recursion): chains of sliced calls are as short as the program's
+// NOLINTNEXTLINE(misc-no-recursion): as above
+std::optional<Grain> grain_of_rows(const SlicedCall& call, int axis) {
+    return grain_of_view(call, rows_of(call, axis), 0, 0);
+}
+
+// NOLINTNEXTLINE(misc-no-recursion): as above
+SliceWay way_of(const SlicedCall& call, const Box& box) {
+    return box.size() == 1 ? axis_plan(call, box[0].axis).way : SliceWay::by_kernel;
+}
+
+namespace {
+
+std::int64_t failed_trials = 0;
+
+// Return true if there is a way to compute columns of the result, of which `axis` is the last axis,
+// from the sums of the rows.
+// NOLINTNEXTLINE(misc-no-recursion): as above
 bool has_columns(const SlicedCall& call, int axis) {
     const Signature& signature = *call.signature;
     const Geometry& whole = call.result();
-    if (!is_last_axis(whole, axis) || whole.sizes.size() < 2 || !is_dense(whole) ||
-        whole.strides.back() != 1 || whole.dtype != caffe2::TypeMeta::Make<float>()) {
+    if (!is_last_axis(whole, axis) || whole.sizes.size() < 2 || !is_in_order(whole) ||
+        whole.dtype != caffe2::TypeMeta::Make<float>()) {
         return false;
     }
     if (is_called(call, "aten::_log_softmax")) {
-        return !call.slicing().axes.back() && grain_of(call, 0).has_value();
+        return !call.slicing().axes.back() && grain_of_rows(call, axis).has_value();
     }
     if (whole.sizes.size() != 2) {
         return false;
@@ -94,51 +192,62 @@ bool has_columns(const SlicedCall& call, int axis) {
     return is_called(call, "aten::_log_softmax_backward_data") && !call.slicing().axes.back() &&
            call.arguments[0].call && call.arguments[1].call &&
            is_called(*call.arguments[0].call, "aten::nll_loss_backward") &&
-           has_columns(*call.arguments[0].call, 1) && has_columns(*call.arguments[1].call, 1);
+           axis_plan(*call.arguments[0].call, 1).way == SliceWay::columns &&
+           axis_plan(*call.arguments[1].call, 1).way == SliceWay::columns;
 }
 
-std::int64_t rows_to_compare(const SlicedCall& call) {
-    const Grain grain = grain_of(call, 0).value_or(Grain());
+}  // namespace
+
+// NOLINTNEXTLINE(misc-no-recursion): as above
+std::int64_t rows_to_compare(const SlicedCall& call, int axis) {
+    const Grain grain = grain_of_rows(call, axis).value_or(Grain());
     const std::int64_t wanted = std::max(COMPARED, grain.least);
-    return std::min(call.result().sizes[0], (wanted + grain.unit - 1) / grain.unit * grain.unit);
+    return std::min(
+        rows_of(call, axis).sizes[0], (wanted + grain.unit - 1) / grain.unit * grain.unit
+    );
 }
 
-// NOLINTNEXTLINE(misc-no-recursion): chains of sliced calls are as short as the program's
-std::optional<Grain> grain_of(const SlicedCall& call, int axis) {
+namespace {
+
+// Return which slices along `axis` the kernel, or the way to compute columns, allows; none if none.
+// NOLINTNEXTLINE(misc-no-recursion): as above
+std::optional<Grain> direct_grain(const SlicedCall& call, int axis, AxisMask fixed, bool columns) {
     const auto at = static_cast<std::size_t>(axis);
-    if ((call.slicing().trials.unequal >> at & 1U) != 0) {
-        return {};
-    }
-    const bool special = !call.slicing().axes[at];
-    if (goes_through_rows(call, axis)) {
-        return grain_of(call, 0) ? std::optional(Grain{1, 1, true}) : std::nullopt;
-    }
-    if (special && !has_columns(call, axis)) {
-        return {};
-    }
-    for (const Geometry& each : call.slicing().results) {
-        if (at >= each.sizes.size() || each.sizes[at] != call.result().sizes[at]) {
+    const auto& axes = call.slicing().axes;
+    const std::int64_t n = call.result().sizes[at];
+    for (const Range& other : first_of(fixed)) {
+        if (!axes[static_cast<std::size_t>(other.axis)]) {
             return {};
         }
     }
-    const std::int64_t n = call.result().sizes[at];
-    // Blocks differ by half at most, and a trial compares a block with its halves.
-    const std::optional<Grain> kernel = special ? Grain() : kernel_grain(call, axis);
+    for (const Geometry& each : call.slicing().results) {
+        if (at >= each.sizes.size() || each.sizes[at] != n) {
+            return {};
+        }
+    }
+    // Slices differ by half at most, and a trial compares a slice with its pieces.
+    const std::optional<Grain> kernel = columns ? Grain() : kernel_grain(call, axis, fixed);
     if (!kernel) {
         return {};
     }
     Grain grain = *kernel;
-    grain.least = std::min(n, 2 * grain.least);
+    grain.least = std::min(n, grain.least == 1 ? 1 : 2 * grain.least);
     for (std::size_t i = 0; i < call.arguments.size(); ++i) {
         if (!call.arguments[i].call || reads_only_shape(call.signature->facts, i)) {
             continue;
         }
-        const int own = special ? axis : (*call.slicing().axes[at])[i];
+        const int own = columns ? axis : (*axes[at])[i];
         if (own == UNSLICED) {
             return {};
         }
-        const std::optional<Grain> other = grain_of_argument(call, i, own);
-        if (!other) {
+        AxisMask beside = 0;
+        for (const Range& other : box_of_argument(call, i, first_of(fixed))) {
+            beside |= bit(other.axis);
+        }
+        const std::optional<Grain> other =
+            grain_of_view(*call.arguments[i].call, call.signature->geometries[i], own, beside);
+        const Padding& padding = call.slicing().padding;
+        if (!other || (padding.axis == axis && padding.begin % other->unit != 0)) {
             return {};
         }
         grain.unit = std::lcm(grain.unit, other->unit);
@@ -149,33 +258,126 @@ std::optional<Grain> grain_of(const SlicedCall& call, int axis) {
 }
 
 // NOLINTNEXTLINE(misc-no-recursion): as above
-Bytes bytes_of(const SlicedCall& call, const Range& range) {
-    if (range.axis >= 0 && goes_through_rows(call, range.axis)) {
-        return narrowed(call.result(), range).nbytes() +
-               bytes_of(call, {0, 0, rows_to_compare(call)});
-    }
-    const bool special =
-        range.axis >= 0 && !call.slicing().axes[static_cast<std::size_t>(range.axis)];
-    Bytes total = 0;
-    const bool tried = range.axis < 0 || (call.slicing().trials.equal >> range.axis & 1U) != 0;
-    for (const Geometry& result : call.slicing().results) {
-        const bool has_axis = range.axis >= 0 && std::cmp_less(range.axis, result.sizes.size());
-        total += has_axis ? narrowed(result, range).nbytes() : result.nbytes();
-    }
-    total *= (tried ? 1 : 2) + (special ? 3 : 0);
-    for (std::size_t i = 0; i < call.arguments.size(); ++i) {
-        const int own = special ? range.axis
-                        : range.axis < 0
-                            ? UNSLICED
-                            : (*call.slicing().axes[static_cast<std::size_t>(range.axis)])[i];
-        const bool follows = !special || call.arguments[i].call;
-        if (follows) {
-            total += bytes_of_argument(call, i, {own, range.begin, range.end});
+AxisPlan new_axis_plan(const SlicedCall& call, int axis, AxisMask fixed) {
+    const bool refused = (call.slicing().trials.unequal & (bit(axis) | fixed)) != 0;
+    const bool sliced = call.slicing().axes[static_cast<std::size_t>(axis)].has_value();
+    const bool columns = !sliced && fixed == 0 && has_columns(call, axis);
+    if (!refused && (sliced || columns)) {
+        if (const std::optional<Grain> grain = direct_grain(call, axis, fixed, columns)) {
+            return {columns ? SliceWay::columns : SliceWay::by_kernel, *grain};
         }
     }
-    if (special && !reads_only_shape(call.signature->facts, 1)) {
+    if (axis == 0 || fixed != 0 || !is_in_order(call.result())) {
+        return {};
+    }
+    const std::optional<Grain> rows = grain_of_rows(call, axis);
+    if (!rows || rows->repeats) {
+        return {};
+    }
+    const std::int64_t n = call.result().sizes[static_cast<std::size_t>(axis)];
+    return {SliceWay::through_rows, {1, (n + MOST_REPEATED - 1) / MOST_REPEATED, true}};
+}
+
+}  // namespace
+
+void note_failed_trial() noexcept {
+    ++failed_trials;
+}
+
+// NOLINTNEXTLINE(misc-no-recursion): as above
+AxisPlan axis_plan(const SlicedCall& call, int axis, AxisMask fixed) {
+    AxisPlans& known = call.axes;
+    if (known.failed_trials != failed_trials || known.threads != at::get_num_threads()) {
+        known = {failed_trials, at::get_num_threads(), {}};
+    }
+    for (const AxisPlans::Entry& each : known.entries) {
+        if (each.axis == axis && each.fixed == fixed) {
+            return each.plan;
+        }
+    }
+    const AxisPlan found = new_axis_plan(call, axis, fixed);
+    known.entries.push_back({axis, fixed, found});
+    return found;
+}
+
+// NOLINTNEXTLINE(misc-no-recursion): as above
+Bytes bytes_of_view(const SlicedCall& call, const Geometry& view, const Box& box) {
+    const Geometry& whole = call.result();
+    const std::optional<Slice> slice = slice_of(view, box, whole.numel());
+    const std::vector<Box> boxes = slice ? boxes_of(whole, *slice) : std::vector<Box>();
+    if (boxes.empty()) {
+        return UNLIMITED / 4;
+    }
+    Bytes most = 0;
+    bool in_pieces = boxes.size() > 1;
+    // the boxes between the second and the last are as large as the second
+    for (std::size_t i = 0; i < boxes.size(); ++i) {
+        if (i < 2 || i + 1 == boxes.size()) {
+            const Box box_there = widened(call, boxes[i]);
+            in_pieces = in_pieces || box_there.size() > 1 ||
+                        (!box_there.empty() && box_there[0].length() > boxes[i][0].length());
+            most = std::max(most, bytes_of(call, box_there));
+        }
+    }
+    return most + (in_pieces ? whole.nbytes() / slice->period * slice->width() : 0);
+}
+
+std::int64_t tried_pieces(const SlicedCall& call, const Box& box) {
+    constexpr std::int64_t most = 4;
+    if (box.empty() || (call.slicing().trials.equal & bit(box.back().axis)) != 0) {
+        return 0;
+    }
+    const Grain grain = kernel_grain(call, box.back().axis, outer_axes(box)).value_or(Grain());
+    const std::int64_t least = (grain.least + grain.unit - 1) / grain.unit * grain.unit;
+    return std::min(most, box.back().length() / least);
+}
+
+// NOLINTNEXTLINE(misc-no-recursion): as above
+std::int64_t rows_at_once(const SlicedCall& call, const Range& range) {
+    const Geometry rows = rows_of(call, range.axis);
+    const Bytes enough = narrowed(call.result(), {range}).nbytes();
+    const std::int64_t least = rows_to_compare(call, range.axis);
+    std::int64_t length = rows.sizes[0];
+    while (length > least && bytes_of_view(call, rows, {{0, 0, length}}) > enough) {
+        length = std::max(least, length / 2);
+    }
+    return length;
+}
+
+// NOLINTNEXTLINE(misc-no-recursion): as above
+Bytes bytes_of(const SlicedCall& call, const Box& box) {
+    const SliceWay way = way_of(call, box);
+    if (way == SliceWay::through_rows) {
+        const Geometry rows = rows_of(call, box[0].axis);
+        return narrowed(call.result(), box).nbytes() +
+               bytes_of_view(call, rows, {{0, 0, rows_at_once(call, box[0])}});
+    }
+    const bool columns = way == SliceWay::columns;
+    const int axis = box.empty() ? UNSLICED : box.back().axis;
+    Bytes total = 0;
+    for (const Geometry& result : call.slicing().results) {
+        const bool has_axes = std::ranges::all_of(box, [&](const Range& each) {
+            return std::cmp_less(each.axis, result.sizes.size());
+        });
+        total += has_axes ? narrowed(result, box).nbytes() : result.nbytes();
+    }
+    if (columns) {
+        total *= 5;
+    } else if (const std::int64_t pieces = tried_pieces(call, box); pieces > 1) {
+        total += 2 * total / pieces;  // pieces end at multiples of the unit
+    }
+    for (std::size_t i = 0; i < call.arguments.size(); ++i) {
+        if (!columns) {
+            total += bytes_of_argument(call, i, box_of_argument(call, i, box));
+        } else if (call.arguments[i].call) {
+            total += bytes_of_argument(call, i, box);
+        }
+    }
+    if (columns && !reads_only_shape(call.signature->facts, 1)) {
         // the sums of the rows are found first, row by row
-        total = std::max(total, bytes_of(call, {0, 0, rows_to_compare(call)}));
+        total = std::max(
+            total, bytes_of_view(call, rows_of(call, axis), {{0, 0, rows_to_compare(call, axis)}})
+        );
     }
     return total;
 }
@@ -193,7 +395,7 @@ std::int64_t length_within(
     high = std::max(low, high);
     while (low < high) {
         const std::int64_t middle = (low + high + 1) / 2;
-        if (bytes_of(call, {axis, 0, length(middle)}) <= available) {
+        if (bytes_of(call, {{axis, 0, length(middle)}}) <= available) {
             low = middle;
         } else {
             high = middle - 1;
@@ -215,7 +417,7 @@ std::optional<SlicePlan> plan_along(const SlicedCall& call, int axis, Bytes avai
     if (axis == SlicePlan::GATHERED) {
         const Geometry& losses = call.signature->geometries[0];
         const std::optional<Grain> grain =
-            call.arguments[0].call ? grain_of_argument(call, 0, 0) : Grain();
+            call.arguments[0].call ? grain_of_view(*call.arguments[0].call, losses, 0, 0) : Grain();
         if (!grain) {
             return {};
         }
@@ -223,7 +425,7 @@ std::optional<SlicePlan> plan_along(const SlicedCall& call, int axis, Bytes avai
         plan.length = n;
         plan.unit = grain->unit;
         const auto bytes = [&](std::int64_t length) {
-            return bytes_of_argument(call, 0, {0, 0, length}) + 32 * n;
+            return bytes_of_argument(call, 0, {{0, 0, length}}) + 32 * n;
         };
         const std::int64_t least = std::max(grain->unit, grain->least);
         while (plan.length > least && bytes(plan.length) > available) {
@@ -232,17 +434,15 @@ std::optional<SlicePlan> plan_along(const SlicedCall& call, int axis, Bytes avai
         plan.workspace = bytes(plan.length);
         return plan;
     }
-    const std::optional<Grain> grain = grain_of(call, axis);
-    if (!grain) {
+    const AxisPlan along = axis_plan(call, axis);
+    if (along.way == SliceWay::none) {
         return {};
     }
     const std::int64_t n = call.result().sizes[static_cast<std::size_t>(axis)];
-    plan.unit = grain->unit;
-    plan.length = length_within(call, axis, n, *grain, available);
-    plan.workspace = bytes_of(call, {axis, 0, plan.length});
-    if (grain->repeats && plan.length < n / MOST_REPEATED) {
-        return {};
-    }
+    plan.unit = along.grain.unit;
+    plan.repeats = along.grain.repeats;
+    plan.length = length_within(call, axis, n, along.grain, available);
+    plan.workspace = bytes_of(call, {{axis, 0, plan.length}});
     return plan;
 }
 
@@ -264,12 +464,15 @@ void each_plan(const SlicedCall& call, Bytes available, F&& visit) {
     }
 }
 
-// Return the share of `call` that one slice of `plan` computes.
-double share_of(const SlicedCall& call, const SlicePlan& plan) {
+// Return what `plan` costs, as a multiple of computing the whole. Each slice has a price, because
+// it takes several small kernels.
+double cost_of(const SlicedCall& call, const SlicePlan& plan) {
+    constexpr double each_slice = 0.02;
     const std::int64_t n = plan.axis == SlicePlan::GATHERED
                                ? call.signature->geometries[0].sizes[0]
                                : call.result().sizes[static_cast<std::size_t>(plan.axis)];
-    return static_cast<double>(plan.length) / static_cast<double>(n);
+    const auto slices = static_cast<double>((n + plan.length - 1) / plan.length);
+    return (plan.repeats ? slices : 1) + each_slice * slices;
 }
 
 }  // namespace
@@ -279,10 +482,9 @@ std::optional<SlicePlan> plan_of(const SlicedCall& call, Bytes available) {
     each_plan(call, available, [&](const SlicePlan& plan) {
         const bool fits = plan.workspace <= available;
         const bool best_fits = best && best->workspace <= available;
-        const bool better =
-            !best || (fits && !best_fits) ||
-            (fits == best_fits && (fits ? share_of(call, plan) > share_of(call, *best)
-                                        : plan.workspace < best->workspace));
+        const bool better = !best || (fits && !best_fits) ||
+                            (fits == best_fits && (fits ? cost_of(call, plan) < cost_of(call, *best)
+                                                        : plan.workspace < best->workspace));
         if (better) {
             best = plan;
         }

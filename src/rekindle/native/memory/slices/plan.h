@@ -11,23 +11,37 @@
 
 namespace rekindle {
 
-// Return true if slices along `axis` are columns: `axis` is the axis that a loss adds up, and the
-// sums of the rows are computed first.
-bool has_columns(const SlicedCall& call, int axis);
-// Return true if slices along `axis` are cut out of rows, which are computed as a whole: there is
-// no other way to compute columns with the same bits.
-bool goes_through_rows(const SlicedCall& call, int axis);
+// Return which slices along `axis` are possible, if there is one position only on the axes `fixed`.
+AxisPlan axis_plan(const SlicedCall& call, int axis, AxisMask fixed = 0);
+// Forget which slices are possible, because a trial has failed.
+void note_failed_trial() noexcept;
+// Return how the positions `box` of the result are computed.
+SliceWay way_of(const SlicedCall& call, const Box& box);
+// Return the result of `call` as a matrix: the axes from `axis` on make up the columns.
+Geometry rows_of(const SlicedCall& call, int axis);
 // Return which slices along `axis` the kernel of `call` computes as it computes the whole
-// (`grain_of_kernel`).
-std::optional<Grain> kernel_grain(const SlicedCall& call, int axis);
-// Return which slices along `axis` are possible; none if the call cannot be sliced along it.
-std::optional<Grain> grain_of(const SlicedCall& call, int axis);
+// (`grain_of_kernel`), if there is one position only on the axes `fixed`.
+std::optional<Grain> kernel_grain(const SlicedCall& call, int axis, AxisMask fixed);
+// Return which rows of `rows_of(call, axis)` are possible.
+std::optional<Grain> grain_of_rows(const SlicedCall& call, int axis);
 // Return the number of rows with which columns are compared, and of which the sums are found at
-// least at once.
-std::int64_t rows_to_compare(const SlicedCall& call);
-// Return an upper bound of the bytes in memory while the slice `range` is computed, result
-// included.
-Bytes bytes_of(const SlicedCall& call, const Range& range);
+// least at once. `axis` is the first axis of the columns.
+std::int64_t rows_to_compare(const SlicedCall& call, int axis);
+// Return the axes on which `box` has a single position, but for the last.
+AxisMask outer_axes(const Box& box);
+// Return in how many pieces a trial computes the slice `box` once more, one after the other; 0 or 1
+// if there is no trial.
+std::int64_t tried_pieces(const SlicedCall& call, const Box& box);
+// Return how many rows are computed at once to cut the positions `range` out of them.
+std::int64_t rows_at_once(const SlicedCall& call, const Range& range);
+// Return `box`, or a larger box around it if the operator cannot compute so few positions.
+Box widened(const SlicedCall& call, const Box& box);
+// Return an upper bound of the bytes in memory while the slice `box` is computed, result included.
+Bytes bytes_of(const SlicedCall& call, const Box& box);
+// The same for the positions `box` of `view`, a view of the result.
+Bytes bytes_of_view(const SlicedCall& call, const Geometry& view, const Box& box);
+// Return the positions of argument `index` that the positions `box` of the result need.
+Box box_of_argument(const SlicedCall& call, std::size_t index, const Box& box);
 
 // How to compute the results of a call: along which axis of the first result, and how many
 // positions at once. The axis is `GATHERED` if the losses of all rows are gathered first.
@@ -38,6 +52,7 @@ struct SlicePlan final {
     int axis = ALL_AT_ONCE;
     std::int64_t length = 0;
     std::int64_t unit = 1;  // slices have a multiple of so many positions
+    bool repeats = false;   // each slice computes all rows of some argument again
     Bytes workspace = 0;    // bytes of the slices that are in memory at once
 };
 

@@ -26,7 +26,10 @@ bool is_dense(const Geometry& geometry) {
     return stride > 0;
 }
 
-std::optional<Slice> slice_of(const Geometry& view, const Range& range, std::int64_t n) {
+namespace {
+
+// Return the slice that the positions `range` of `view` use, of a storage of `n` elements.
+std::optional<Slice> slice_of_range(const Geometry& view, const Range& range, std::int64_t n) {
     const auto axis = static_cast<std::size_t>(range.axis);
     const std::int64_t stride = view.strides[axis];
     if (stride <= 0 || view.conjugate || view.negative) {
@@ -60,26 +63,68 @@ std::optional<Slice> slice_of(const Geometry& view, const Range& range, std::int
     return slice;
 }
 
-std::optional<Range> range_of(const Geometry& whole, const Slice& slice) {
-    if (slice.period == whole.numel() && slice.width() == slice.period) {
-        return Range{-1, 0, 0};
+// Add to `found` the boxes that make up the elements `begin` to `end` of each period of `period`
+// elements. `outer` are the positions on the axes outside of this period. Return false if there are
+// no such boxes.
+// NOLINTNEXTLINE(misc-no-recursion): one level for each axis
+bool add_boxes(
+    const Geometry& whole, const Slice& slice, const Box& outer, std::vector<Box>& found
+) {
+    const std::optional<int> axis = axis_of(whole, slice.period);
+    if (!axis) {
+        return false;
     }
-    // The axis with the smallest stride comes last, so that an axis of size 1 is never chosen.
+    const std::int64_t stride = whole.strides[static_cast<std::size_t>(*axis)];
+    if (slice.begin % stride == 0 && slice.end % stride == 0) {
+        found.push_back(outer);
+        found.back().push_back({*axis, slice.begin / stride, slice.end / stride});
+        return true;
+    }
+    for (std::int64_t at = slice.begin / stride; at * stride < slice.end; ++at) {
+        Box here = outer;
+        here.push_back({*axis, at, at + 1});
+        const std::int64_t start = at * stride;
+        const Slice part{
+            stride,
+            std::max(slice.begin - start, std::int64_t{0}),
+            std::min(slice.end - start, stride)
+        };
+        if (!add_boxes(whole, part, here, found)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+}  // namespace
+
+std::optional<Slice> slice_of(const Geometry& view, const Box& box, std::int64_t n) {
+    if (box.empty()) {
+        return Slice::whole(n);
+    }
+    return slice_of_range(narrowed(view, Box(box.begin(), box.end() - 1)), box.back(), n);
+}
+
+std::optional<int> axis_of(const Geometry& whole, std::int64_t period) {
     for (std::size_t i = 0; i < whole.sizes.size(); ++i) {
-        const std::int64_t stride = whole.strides[i];
-        if (whole.sizes[i] > 1 && stride * whole.sizes[i] == slice.period) {
-            if (slice.begin % stride != 0 || slice.end % stride != 0) {
-                return {};
-            }
-            return Range{static_cast<int>(i), slice.begin / stride, slice.end / stride};
+        if (whole.sizes[i] > 1 && whole.strides[i] * whole.sizes[i] == period) {
+            return static_cast<int>(i);
         }
     }
     return {};
 }
 
-Geometry narrowed(const Geometry& geometry, const Range& range) {
+std::vector<Box> boxes_of(const Geometry& whole, const Slice& slice) {
+    if (slice.period == whole.numel() && slice.width() == slice.period) {
+        return {Box()};
+    }
+    std::vector<Box> found;
+    return add_boxes(whole, slice, {}, found) ? found : std::vector<Box>();
+}
+
+Geometry narrowed(const Geometry& geometry, const Box& box) {
     Geometry made = geometry;
-    if (range.axis >= 0) {
+    for (const Range& range : box) {
         const auto axis = static_cast<std::size_t>(range.axis);
         made.sizes[axis] = range.length();
         made.offset += range.begin * made.strides[axis];

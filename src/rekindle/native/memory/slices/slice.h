@@ -1,8 +1,11 @@
 // Slices of a storage: which elements one slice of a tensor uses.
 #pragma once
 
+#include <c10/util/SmallVector.h>
+
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "../../torch/geometry.h"
 
@@ -29,16 +32,24 @@ struct Range final {
     std::int64_t length() const noexcept { return end - begin; }
 };
 
+// Ranges on different axes of a tensor, with all positions of the other axes. All ranges but the
+// last one have a single position. No range: all of the tensor.
+using Box = c10::SmallVector<Range, 2>;
+
 // Return true if the elements of `geometry` fill a storage without gaps, from its start.
 bool is_dense(const Geometry& geometry);
-// Return the slice, of a storage of `n` elements, that the positions `range` of the view `view`
-// use; none if they are no slice.
-std::optional<Slice> slice_of(const Geometry& view, const Range& range, std::int64_t n);
-// Return the positions of the dense tensor `whole` that make up `slice`; none if they are not
-// contiguous on one axis. The axis is negative if `slice` is all of the tensor.
-std::optional<Range> range_of(const Geometry& whole, const Slice& slice);
-// Return `geometry` with the positions `range` only. An axis of -1 means all.
-Geometry narrowed(const Geometry& geometry, const Range& range);
+// Return the slice, of a storage of `n` elements, that the positions `box` of the view `view` use;
+// none if they are no slice.
+std::optional<Slice> slice_of(const Geometry& view, const Box& box, std::int64_t n);
+// Return the axis of the dense tensor `whole` whose positions, all together, are `period` elements
+// in the storage; none if there is no such axis.
+std::optional<int> axis_of(const Geometry& whole, std::int64_t period);
+// Return the boxes of the dense tensor `whole` that together make up `slice`, in the order of their
+// elements; none if there are none. Scenario: of a tensor of shape (2, 8, ...), a view of shape
+// (16, ...) has the positions 6 to 10. These are two boxes.
+std::vector<Box> boxes_of(const Geometry& whole, const Slice& slice);
+// Return `geometry` with the positions `box` only.
+Geometry narrowed(const Geometry& geometry, const Box& box);
 // Return the geometry that `part`, a tensor in a storage of `n` elements of which it uses only
 // `slice`, has in a storage that contains that slice alone.
 Geometry compacted(const Geometry& part, const Slice& slice);

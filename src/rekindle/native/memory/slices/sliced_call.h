@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "../../ops/signature.h"
+#include "../../ops/slicing.h"
 #include "../../torch/storage_ptr.h"
 #include "slice.h"
 
@@ -39,6 +40,38 @@ struct RowSums final {
     std::int64_t known = 0;  // rows known so far, from the first
 };
 
+// Axes of a tensor, as bits of a mask.
+using AxisMask = std::uint32_t;
+
+constexpr AxisMask bit(int axis) noexcept {
+    return AxisMask{1} << static_cast<unsigned>(axis);
+}
+
+// How slices along an axis of the result are computed. `columns`: the axis is the one that a loss
+// adds up, and the sums of the rows are computed first. `through_rows`: all rows are computed as a
+// whole, some at once, and cut, because there is no other way to get the same bits.
+enum class SliceWay : std::uint8_t { none, by_kernel, columns, through_rows };
+
+// Which slices along an axis are possible, and how they are computed.
+struct AxisPlan final {
+    SliceWay way = SliceWay::none;
+    Grain grain;
+};
+
+// What was found out about the axes of a call. It holds as long as no trial fails, and as long as
+// kernels run with so many threads.
+struct AxisPlans final {
+    struct Entry final {
+        int axis;
+        AxisMask fixed;
+        AxisPlan plan;
+    };
+
+    std::int64_t failed_trials = -1;
+    int threads = 0;
+    std::vector<Entry> entries;
+};
+
 // An operator call that runs in slices. Only its first result may be read by another one.
 struct SlicedCall final : c10::intrusive_ptr_target {
     c10::intrusive_ptr<Signature> signature;
@@ -46,6 +79,7 @@ struct SlicedCall final : c10::intrusive_ptr_target {
     bool grad_mode = false;
     std::vector<SlicedArgument> arguments;
     mutable RowSums rows;
+    mutable AxisPlans axes;
 
     // NOLINTNEXTLINE(bugprone-unchecked-optional-access): found before the call was made
     const Slicing& slicing() const { return *signature->slicing; }
