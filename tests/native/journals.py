@@ -18,7 +18,8 @@ KINDS = (
     "reads makes views overwrites takes call admit defer hold use pin retain release drop gone "
     "forget seal spoil account resize require make_room shrink evict set_evictable_while_held "
     "lock unlock mark unmark clear listen uncounted ahead prefetch planned save fetch discards "
-    "measured swap_out_failed swap_in_failed copy_lost written compute free swap_out swap_in "
+    "measured swap_out_failed swap_in_failed copy_lost written step anticipate "
+    "compute free swap_out swap_in "
     "discard"
 )
 REPLAYABLE, HELD = 1, 2
@@ -162,7 +163,9 @@ class Replay:
                 )
             case "planned":
                 engine.follow_plan(entry.number > 0)
-            case "ahead" | "discards":
+            case "step":
+                engine.step()
+            case "ahead" | "discards" | "anticipate":
                 self.perform(getattr(engine, entry.kind)())
             case "make_room" | "shrink":
                 self.perform(getattr(engine, entry.kind)(entry.number))

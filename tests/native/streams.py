@@ -50,6 +50,8 @@ WORDS = [
     "copy_lost",
     "written",
     "hold",
+    "step",
+    "anticipate",
     "fail",
 ]
 EVENTS = [
@@ -64,9 +66,12 @@ SWAPPING = [
     *EVENTS,
     *("ahead",) * 12,
     *("prefetch",) * 3,
+    *("anticipate",) * 4,
+    "step",
     *("save", "fetch") * 2,
     *("planned", "discards", "measured", "copy_lost", "written", "fail"),
 ]
+COPYING = ("ahead", "prefetch", "planned", "discards", "measured", "step", "anticipate", "fail")
 RATES = [2 * 10**8, 10**9, 5 * 10**9]  # bytes per second: a byte takes 5, 1 or 0.2 ns
 
 MOST = 20_000  # largest number of actions in a stream
@@ -165,7 +170,7 @@ class Stream:
             self.draw_call(admitted=name == "admit", deferred=name == "defer")
         elif name in ("shrink", "make_room", "evict", "account", "listen", "clear_reserve"):
             self.draw_global(name)
-        elif name in ("ahead", "prefetch", "planned", "discards", "measured", "fail"):
+        elif name in COPYING:
             self.draw_copying(name)
         else:
             fitting = [n for n, value in self.values.items() if self.may(name, value)]
@@ -288,6 +293,9 @@ class Stream:
             case "fail":
                 self.fail_in = rng.randint(1, 6)
                 self.event(name, self.fail_in, 0)
+            case "step":
+                engine.step()
+                self.event(name, 0, 0)
             case _:
                 self.event(name, 0, 0, getattr(engine, name)())
 

@@ -47,6 +47,8 @@ from rekindle.schedule import Action, Compute, SwapIn
 
 # `Engine.prefetch` leaves this fraction of the budget free for the next operators.
 _LEFT_FREE: Final = 1 / 16
+# Largest fraction of the budget for sources that `Engine.anticipate` swaps in before their use.
+_AHEAD: Final = 1 / 16
 
 
 class Engine(Exchange):
@@ -192,6 +194,7 @@ class Engine(Exchange):
         call.ran = True
         self.clock += call.cost
         self.compute_ns += call.cost
+        self._ran()
         for output, source in call.overwrites:
             self.memory -= self._take_over(output, source)
             call.replayable = call.replayable and source.storage.replayable
@@ -205,6 +208,8 @@ class Engine(Exchange):
             storage = value.storage
             value.defined = True
             storage.last_access = self.clock
+            if not call.replayable:
+                self._used(storage)
             if held:
                 storage.held = True
             else:
@@ -242,6 +247,8 @@ class Engine(Exchange):
         """
         self.clock += cost
         self.compute_ns += cost
+        if cost:
+            self._ran()
         self.unlisted += nbytes
         self.memory += nbytes
         if self.memory + workspace > self.peak:
@@ -379,8 +386,39 @@ class Engine(Exchange):
         Nothing happens if `storage` has no copy on the host.
         """
         if storage.on_host and not storage.resident:
-            self._touch(storage)
+            storage.last_access = self.clock
             yield from self._swap_in(storage)
+
+    def anticipate(self) -> Iterator[Action]:
+        """Swap in the source that the program uses next, in place of one that is used later.
+
+        Drivers call this method after an operator. The order is known once a step has ended. The
+        storage stays resident until the program uses it or nothing else can be evicted.
+        """
+        host = self.host
+        if host is None or not host.order.known or self.planned:
+            return
+        yield from self._unlock_prefetched(host)
+        while (storage := self._expected(host)) is not None:
+            distance = host.order.distance(storage)
+            assert distance is not None
+            while self.memory + storage.nbytes > self.budget:
+                victim = self._furthest(distance, host)
+                if victim is None:
+                    return
+                yield from self._send(victim, host)
+            yield from self._swap_in(storage)
+            if storage.resident:
+                self._lock(storage)
+                host.coming[storage] = storage.last_access
+
+    def _expected(self, host: HostMemory) -> Storage | None:
+        """Return the source that is used next, if it should be swapped in now, else None."""
+        storage = host.order.nearest(each for each in host.away() if not each.dead)
+        if storage is None or storage.nbytes > self.budget:
+            return None
+        ahead = sum(each.nbytes for each in host.coming)
+        return storage if not ahead or ahead + storage.nbytes <= self.budget * _AHEAD else None
 
     def prefetch(self, room: Bytes | float = float("inf")) -> Iterator[Action]:
         """Swap in storages ahead of their use while there is room, the most recently used first.
@@ -398,12 +436,12 @@ class Engine(Exchange):
             return
         yield from self._unlock_prefetched(host)
         while not self.planned and host.link.idle_in(self.clock):
-            storage = host.next_back(self.clock)
+            storage = host.next_back(self.clock, sources=not host.order.known)
             room = min(room, self.budget - self.memory)
             if storage is None or storage.nbytes > room - self.budget * _LEFT_FREE:
                 return
             room -= storage.nbytes
-            self._touch(storage)
+            storage.last_access = self.clock
             yield from self._swap_in(storage)
             if storage.resident:
                 self._lock(storage)

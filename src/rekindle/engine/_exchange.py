@@ -82,6 +82,38 @@ class Exchange(Ledger):
         host = self.host
         return super().evict(storages) if host is None else self._send_these(storages, host)
 
+    def step(self) -> None:
+        """Note that a step of the program has ended, so that the next one may be alike."""
+        if self.host is not None:
+            self.host.order.step()
+
+    def _choose(self) -> Storage | None:
+        """Let the policy choose. If it chooses a source, take the one that is used last."""
+        victim, host = super()._choose(), self.host
+        if victim is None or victim.replayable or host is None:
+            return victim
+        distance = host.order.distance(victim)
+        return victim if distance is None else self._furthest(distance, host) or victim
+
+    def _furthest(self, than: int, host: HostMemory) -> Storage | None:
+        """Return the source among the candidates that is used last, after `than` calls, or None."""
+        return host.order.furthest((each for each in self._storages if each.order >= 0), than)
+
+    def _ran(self) -> None:
+        """Count a call of the program."""
+        if self.host is not None:
+            self.host.order.place += 1
+
+    def _touch(self, storage: Storage) -> None:
+        super()._touch(storage)
+        if not storage.replayable:
+            self._used(storage)
+
+    def _used(self, storage: Storage) -> None:
+        """Note that the program makes or uses the source `storage` now."""
+        if self.host is not None:
+            self.host.order.used(storage)
+
     def _send_these(self, storages: Iterable[Storage], host: HostMemory) -> Iterator[Action]:
         """Evict or swap out each of `storages` that is a candidate."""
         for storage in storages:

@@ -46,6 +46,7 @@ class Storage:
         "references",
         "replayable",
         "resident",
+        "uses",
         "values",
     )
 
@@ -82,6 +83,8 @@ class Storage:
             Call, None
         ] = {}  #: recomputable calls that read the storage, except those that only make views of it
         self.payload: Any = None
+        #: when the program uses this source, which may be moved to the host; None: not known
+        self.uses: Any = None
 
     def parents(self) -> list[Storage]:
         """Return the storages that recomputing this one reads.

@@ -7,6 +7,7 @@ from typing import Final, final
 
 from rekindle._types import Bytes, Nanoseconds
 from rekindle.engine._graph import Storage
+from rekindle.engine._step_order import StepOrder
 from rekindle.policies import HostLink, Swap
 
 MOST_HIDDEN: Final = 0.9
@@ -31,6 +32,8 @@ class HostMemory:
         self.swapped_out: Bytes = 0  #: total bytes of all swap-outs so far
         self.swapped_in: Bytes = 0  #: total bytes of all swap-ins so far
         self.link = HostLink(swap)
+        #: the order in which steps use sources
+        self.order = StepOrder()
         #: the engine's clock (ns) after the last operator of the forward pass
         self.turn: Nanoseconds = 0
         self.copies: dict[Storage, None] = {}
@@ -96,15 +99,19 @@ class HostMemory:
         """Iterate over the storages that exist on the host only."""
         return (storage for storage in self.copies if not storage.resident)
 
-    def next_back(self, now: Nanoseconds) -> Storage | None:
+    def next_back(self, now: Nanoseconds, *, sources: bool) -> Storage | None:
         """Return the storage to swap in next, ahead of its use, or None.
 
         A backward pass reads values in reverse order, so the storage used last is read first. A
         recomputable storage is skipped if its transfer would end after its expected use.
+
+        Args:
+            now: Current time of the engine.
+            sources: Consider storages without a recipe as well.
         """
         found: Storage | None = None
         for storage in self.away():
-            if storage.dead:
+            if storage.dead or not (sources or storage.replayable):
                 continue
             wanted = self.turn + BACKWARD * (self.turn - storage.last_access)
             late = wanted < now + self.link.in_ns(storage.nbytes)
@@ -133,6 +140,8 @@ class HostMemory:
         unused = now - storage.last_access
         if storage.on_host or unused < self.link.out_ns(storage.nbytes):
             return False
+        if not storage.replayable and self.order.known:
+            return False  # once the order of sources is known, they are copied when they leave
         hidden = self.only or not storage.replayable
         return hidden or self.link.in_ns(storage.nbytes) * (1 - MOST_HIDDEN) <= storage.cost
 

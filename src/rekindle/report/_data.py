@@ -116,6 +116,26 @@ class Swapped:
     waiting_ns: Nanoseconds = 0
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Copies of one kind of value to the host and back.
+
+    Attributes:
+        kind: The kind, such as "parameters".
+        times_out: How many copies to the host.
+        out: Their bytes.
+        times_back: How many copies back.
+        back: Their bytes.
+    """
+
+    kind: str
+    times_out: int
+    out: Bytes
+    times_back: int
+    back: Bytes
+
+
 @dataclass(frozen=True, slots=True)
 class Figures:
     """The figures that a `Report` shows. Bytes and nanoseconds are integers."""
@@ -136,6 +156,9 @@ class Figures:
     smallest_budget: Bytes | None = None  #: smallest budget within which the simulated step runs
     plain_ns: Nanoseconds | None = None  #: measured time of the step without Rekindle
     swapped: Swapped | None = None  #: figures of swapping; None if nothing may be swapped
+    moved: tuple[Moved, ...] = ()  #: the copies that `swapped` adds up, by kind of value
+    #: With `evict="anything"` and `swap=`: bytes of what stays in memory, by name and reason.
+    staying: Mapping[str, Bytes] = field(default_factory=dict[str, Bytes])
     advice: tuple[str, ...] = ()
     #: time lost (ns), with bookkeeping but without waiting for copies
     lost_ns: Nanoseconds | None = None

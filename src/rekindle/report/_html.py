@@ -53,6 +53,8 @@ def fragment(report: Figures) -> str:
         _section("By line of your program", _bars(short_paths(peak.lines), peak.memory)),
         _section("What was saved came from", _bars(peak.operators, peak.memory)),
         _section("What was recomputed", _recomputed(report)),
+        _section("What was copied to the host and back", _moved(report)),
+        _section("What stays in memory", _bars(by_kind(report.staying), 0)),
         _section("What another budget would cost", _curve(report)),
     ]
     return f'<div class="rekindle"><style>{STYLE}</style>{"".join(parts)}</div>'
@@ -205,6 +207,19 @@ def _recomputed(report: Figures) -> str:
             f"<td>{times:,}</td><td>{format_ns(ns)}</td></tr>"
         )
     return f'<table class="list"><thead>{head}</thead><tbody>{"".join(body)}</tbody></table>'
+
+
+def _moved(report: Figures) -> str:
+    if not report.moved:
+        return ""
+    titles = ("copies out", "bytes out", "copies in", "bytes in")
+    head = f"<tr><th></th>{''.join(f'<td>{title}</td>' for title in titles)}</tr>"
+    body = "".join(
+        f"<tr><th>{escape(row.kind)}</th><td>{row.times_out:,}</td><td>{format_bytes(row.out)}</td>"
+        f"<td>{row.times_back:,}</td><td>{format_bytes(row.back)}</td></tr>"
+        for row in report.moved
+    )
+    return f'<table class="list"><thead>{head}</thead><tbody>{body}</tbody></table>'
 
 
 def _curve(report: Figures) -> str:

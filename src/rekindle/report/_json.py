@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Any, cast
 
 from rekindle._errors import InvalidFile
-from rekindle.report._data import Choice, Figures, Holders, Recomputed, Swapped, Timeline
+from rekindle.report._data import Choice, Figures, Holders, Moved, Recomputed, Swapped, Timeline
 
 VERSION = 1
 
@@ -75,6 +75,7 @@ _PARTS: dict[str, Callable[[Any], Any]] = {
     "recomputed": lambda value: tuple(Recomputed(**row) for row in value),
     "choices": lambda value: tuple(Choice(**row) for row in value),
     "swapped": lambda value: None if value is None else Swapped(**value),
+    "moved": lambda value: tuple(Moved(**row) for row in value),
     "advice": tuple,
 }
 

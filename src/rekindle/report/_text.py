@@ -36,6 +36,8 @@ def text_of(report: Figures, *, color: bool) -> str:
         _table("by line:", short_paths(report.at_peak.lines), report.at_peak.memory, paint),
         _saved(report, paint),
         _recomputed(report, paint),
+        _moved(report, paint),
+        _table("stays in memory:", by_kind(report.staying), 0, paint),
         _choices(report, paint),
         list(report.advice),
     ]
@@ -145,6 +147,23 @@ def _recomputed(report: Figures, paint: _Paint) -> list[str]:
     if rest:
         time = format_ns(sum(row.ns for row in rest))
         lines.append(paint(f"  and {len(rest)} more: {time}", _DIM))
+    return lines
+
+
+def _moved(report: Figures, paint: _Paint) -> list[str]:
+    if not report.moved:
+        return []
+    width = max(len(row.kind) for row in report.moved)
+    lines = [paint("copied to the host and back:", _BOLD)]
+    for row in report.moved:
+        out, back = (
+            f"{times:>6} x {paint(f'{format_bytes(nbytes):>11}', _CYAN)} {way}"
+            for times, nbytes, way in (
+                (row.times_out, row.out, "out"),
+                (row.times_back, row.back, "in"),
+            )
+        )
+        lines.append(f"  {row.kind:<{width}}  {out}  {back}")
     return lines
 
 

@@ -274,7 +274,7 @@ void Operation::enforce_budget() {
         }
     }
     if (session_.events.swapper != nullptr) [[unlikely]] {
-        session_.room.swap_ahead();
+        swap_ahead();
     }
 }
 
@@ -333,7 +333,7 @@ void Operation::only_count() {
     const Bytes made = facts_.returns_written ? 0 : count_results(session_, facts_, returned());
     session_.storages.count(parsed_.signature->cost, made, parsed_.signature->workspace);
     if (session_.events.swapper != nullptr) [[unlikely]] {
-        session_.room.swap_ahead();
+        swap_ahead();
     }
     enforce_budget();
 }

@@ -157,6 +157,7 @@ private:
     inline void make_room();
     inline void find_places();
     inline void enforce_budget();
+    void swap_ahead();
     inline void draw();
     c10::Device where() const;
     template <class F>

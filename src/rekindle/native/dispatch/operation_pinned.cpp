@@ -88,4 +88,12 @@ void Operation::let_results_return() {
     }
 }
 
+// Start to copy values to the host and back that will be needed there next.
+void Operation::swap_ahead() {
+    if (session_.room.anticipates()) {
+        about_to_let_go(session_, lock_);
+    }
+    session_.room.swap_ahead();
+}
+
 }  // namespace rekindle

@@ -86,6 +86,7 @@ void Engine::enter(Call& call, bool held) {
     call.ran = true;
     clock += call.cost;
     compute_ns += call.cost;
+    count_call();
     for (const Overwrite& pair : call.overwrites()) {
         memory -= take_over(pair);
         call.replayable = call.replayable && pair.source->storage->replayable;
@@ -102,6 +103,9 @@ void Engine::enter(Call& call, bool held) {
         Storage& storage = *value.storage;
         value.defined = true;
         storage.last_access = clock;
+        if (!call.replayable) {
+            note_use(storage);
+        }
         if (held) {
             storage.held = true;
         } else {

@@ -255,6 +255,9 @@ void Engine::account(Nanoseconds cost, Bytes nbytes, Bytes workspace) {
     note_event(Entry::Kind::account, cost, nbytes, workspace);
     clock += cost;
     compute_ns += cost;
+    if (cost != 0) {
+        count_call();
+    }
     unlisted += nbytes;
     memory += nbytes;
     raise_peak(workspace);

@@ -136,6 +136,12 @@ public:
     // called between any two actions. If `storage` is not in memory, it must be recomputed. The
     // bytes that the host holds now become its limit, as after `swap_out_failed`.
     void copy_lost(Storage& storage);
+    // Swap in the source that the program uses next, in place of one that is used later. Called
+    // after an operator. Does nothing before a step has ended.
+    void anticipate();
+    // Return the source that the program uses next, if `anticipate` should swap it in now; else
+    // null.
+    Storage* expected() const noexcept;
     // Swap in the evicted `storage` before its use, because a plan says so. Do nothing if `storage`
     // has no host copy.
     void fetch(Storage& storage);

@@ -127,6 +127,27 @@ void Ledger::written(Storage& storage) {
     discard(storage);
 }
 
+void Ledger::step() {
+    if (host != nullptr) {
+        note_event(Entry::Kind::step, -1);
+        host->order.step();
+    }
+}
+
+Storage* Ledger::furthest(std::int64_t than) const noexcept {
+    Storage* found = nullptr;
+    for (Storage* each = first_; each != nullptr; each = each->next) {
+        if (each->order < 0 || each->replayable) {
+            continue;
+        }
+        if (const auto distance = host->order.distance(*each); distance && *distance > than) {
+            found = each;
+            than = *distance;
+        }
+    }
+    return found;
+}
+
 // Exclude `storage` from the candidates for eviction until the host has room: it has no recipe, and
 // the host has no room for its copy now.
 void Ledger::refuse(Storage& storage) {

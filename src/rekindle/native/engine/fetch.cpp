@@ -9,6 +9,8 @@ namespace rekindle {
 namespace {
 
 constexpr double LEFT_FREE = 1.0 / 16;  // Fraction of the budget that prefetching leaves free.
+// Largest fraction of the budget for sources that are swapped in before their use.
+constexpr double AHEAD = 1.0 / 16;
 
 }  // namespace
 
@@ -122,7 +124,7 @@ void Engine::fetch(Storage& storage) {
     }
     note_event(Entry::Kind::fetch, storage.id);
     const Event event(*this);
-    touch(storage);
+    storage.last_access = clock;
     swap_in(storage, true);
 }
 
@@ -134,7 +136,7 @@ void Engine::prefetch(Bytes room) {
     const Event event(*this);
     unlock_prefetched(false);
     while (!planned_ && host->link.idle_in(clock)) {
-        Storage* storage = host->next_back(clock);
+        Storage* storage = host->next_back(clock, !host->order.known());
         if (storage == nullptr) {
             return;
         }
@@ -149,13 +151,52 @@ void Engine::prefetch(Bytes room) {
             // The budget is unlimited, so there is no fraction of it to leave free.
             return;
         }
-        touch(*storage);
+        storage->last_access = clock;
         swap_in(*storage, true);
         if (storage->resident) {
             lock_quietly(*storage);
             host->coming.put(*storage, storage->last_access);
         }
     }
+}
+
+void Engine::anticipate() {
+    if (host == nullptr || !host->order.known() || planned_) {
+        return;
+    }
+    note_event(Entry::Kind::anticipate, -1);
+    const Event event(*this);
+    unlock_prefetched(false);
+    while (Storage* storage = expected()) {
+        const Ref<Storage> kept(storage);
+        const std::int64_t distance = *host->order.distance(*storage);
+        while (memory + storage->nbytes > budget_beside(0)) {
+            Storage* victim = furthest(distance);
+            if (victim == nullptr) {
+                return;
+            }
+            send(*victim);
+        }
+        swap_in(*storage, true);
+        if (storage->resident) {
+            lock_quietly(*storage);
+            host->coming.put(*storage, storage->last_access);
+        }
+    }
+}
+
+Storage* Engine::expected() const noexcept {
+    Storage* storage = host->order.known() ? host->next_used() : nullptr;
+    if (storage == nullptr || storage->nbytes > budget_beside(0)) {
+        return nullptr;
+    }
+    Bytes ahead = 0;
+    for (const auto& [coming, since] : host->coming) {
+        ahead += coming->nbytes;
+    }
+    const double most = static_cast<double>(budget) * AHEAD;
+    const bool may = ahead == 0 || static_cast<double>(ahead + storage->nbytes) <= most;
+    return may ? storage : nullptr;
 }
 
 // Forget which inputs the call in progress at position `at` (not the topmost) has locked, so that

@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -20,6 +21,7 @@ namespace rekindle {
 
 struct Call;
 struct Storage;
+struct Uses;
 struct Neighbor;  // State of a storage in a `Neighborhood`.
 class Graph;
 
@@ -111,6 +113,8 @@ struct Storage : Counted<Storage> {
     Storage* next = nullptr;
     // Number of the last walk over the graph that visited the storage (`Graph::new_mark`).
     std::uint64_t mark = 0;
+    // When the program uses this source, which may be moved to the host; null: not known.
+    std::shared_ptr<Uses> uses;
     Standing standing;
 
     // Return the first value, whose `next` leads to the views; null if the storage left the graph.

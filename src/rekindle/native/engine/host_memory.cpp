@@ -65,13 +65,13 @@ void HostMemory::spare(Bytes more, std::vector<Storage*>& found) const {
     }
 }
 
-Storage* HostMemory::next_back(Nanoseconds now) const noexcept {
+Storage* HostMemory::next_back(Nanoseconds now, bool sources) const noexcept {
     const auto used = [](const Storage& storage) {
         return std::tuple(storage.last_access, storage.id);
     };
     Storage* found = nullptr;
     for (Storage* storage : copies) {
-        if (storage->resident || storage->dead()) {
+        if (storage->resident || storage->dead() || !(sources || storage->replayable)) {
             continue;
         }
         const Nanoseconds wanted = turn + BACKWARD * (turn - storage->last_access);
@@ -81,6 +81,21 @@ Storage* HostMemory::next_back(Nanoseconds now) const noexcept {
         }
         if (found == nullptr || used(*storage) > used(*found)) {
             found = storage;
+        }
+    }
+    return found;
+}
+
+Storage* HostMemory::next_used() const noexcept {
+    Storage* found = nullptr;
+    std::int64_t least = StepOrder::NEVER;
+    for (Storage* storage : copies) {
+        if (storage->resident || storage->dead() || storage->replayable) {
+            continue;
+        }
+        if (const auto distance = order.distance(*storage); distance && *distance < least) {
+            found = storage;
+            least = *distance;
         }
     }
     return found;
@@ -96,7 +111,9 @@ Nanoseconds HostMemory::cost(Storage& storage) const noexcept {
 
 bool HostMemory::worth_copying(const Storage& storage, Nanoseconds now) const noexcept {
     const Nanoseconds unused = now - storage.last_access;
-    if (storage.on_host || unused < link.out_ns(storage.nbytes)) {
+    // once the order of sources is known, they are copied when they leave
+    if (storage.on_host || (!storage.replayable && order.known()) ||
+        unused < link.out_ns(storage.nbytes)) {
         return false;
     }
     const auto back = static_cast<double>(link.in_ns(storage.nbytes));

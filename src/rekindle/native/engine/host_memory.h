@@ -8,6 +8,7 @@
 #include "../base/types.h"
 #include "graph.h"
 #include "host_link.h"
+#include "step_order.h"
 
 namespace rekindle {
 
@@ -53,6 +54,7 @@ public:
     Bytes swapped_out = 0;  // Total bytes swapped out.
     Bytes swapped_in = 0;   // Total bytes swapped in.
     HostLink link;
+    StepOrder order;  // the order in which steps use sources
     // The engine's clock after the last operator of the forward pass.
     Nanoseconds turn = 0;
     std::vector<Storage*> copies;
@@ -82,8 +84,11 @@ public:
     // make room for `more` bytes. Add none if all of these copies do not suffice.
     void spare(Bytes more, std::vector<Storage*>& found) const;
     // Return the swapped-out storage to prefetch next, whose swap-in should end before the program
-    // needs it; null if there is none.
-    Storage* next_back(Nanoseconds now) const noexcept;
+    // needs it; null if there is none. sources: consider storages without a recipe as well.
+    Storage* next_back(Nanoseconds now, bool sources) const noexcept;
+    // Return the swapped-out source that the program uses first; null if none is expected to be
+    // used.
+    Storage* next_used() const noexcept;
     // Return the cost (ns) of swapping `storage` in; if it has no host copy, of swapping it out and
     // in.
     Nanoseconds cost(Storage& storage) const noexcept;

@@ -171,7 +171,15 @@ Bytes Ledger::free_bytes() const noexcept {
 
 Storage* Ledger::choose() {
     listen();
-    return chooser_->choose(clock);
+    Storage* victim = chooser_->choose(clock);
+    if (host != nullptr && victim != nullptr && !victim->replayable) [[unlikely]] {
+        // The policy chooses a source: take the one that is used last.
+        if (const auto distance = host->order.distance(*victim)) {
+            Storage* later = furthest(*distance);
+            return later == nullptr ? victim : later;
+        }
+    }
+    return victim;
 }
 
 void Ledger::listen() {
@@ -432,6 +440,9 @@ void Ledger::touch(Storage& storage) {
     // (`Locks::late`).
     if (storage.order >= 0) {
         chooser_->touched(storage);
+    }
+    if (!storage.replayable) {
+        note_use(storage);
     }
 }
 

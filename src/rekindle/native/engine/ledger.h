@@ -148,6 +148,8 @@ public:
     // Event: the program is about to overwrite `storage`, which is resident. Discards its host
     // copy, which has the old contents.
     void written(Storage& storage);
+    // Event: a step of the program has ended, so that the next one may be alike.
+    void step();
 
     // -- storages that a plan marks as not needed for now ---------------------------------------
     // Only with a policy that is wrapped in an `AdvisedChooser`.
@@ -223,6 +225,9 @@ protected:
     // Return the bytes of the budget that are free or occupied by candidates for eviction.
     Bytes free_bytes() const noexcept;
     void touch(Storage& storage);
+    // Return the source among the candidates that the program uses last, after more than `than`
+    // calls; null if there is none.
+    Storage* furthest(std::int64_t than) const noexcept;
     void enter_graph(Storage& storage);
 
     // -- candidates -----------------------------------------------------------------------------
@@ -237,6 +242,21 @@ protected:
     void reprice(Storage& storage);
     static void appear(Storage& storage);
     void unlock_prefetched(bool all_of_them);
+    void send(Storage& victim);
+
+    // Note that the program makes or uses the source `storage` now.
+    void note_use(Storage& storage) const {
+        if (host != nullptr) [[unlikely]] {
+            host->order.used(storage);
+        }
+    }
+
+    // Count a call of the program.
+    void count_call() const noexcept {
+        if (host != nullptr) [[unlikely]] {
+            ++host->order.place;
+        }
+    }
 
     void note(
         Entry::Kind kind, std::int64_t id, std::int64_t number = 0, std::int64_t flags = 0
@@ -285,7 +305,6 @@ protected:
 private:
     Storage* choose();
     void send_until(Bytes nbytes);
-    void send(Storage& victim);
     void make_host_room(Bytes nbytes);
     void copy(Storage& storage, bool keep);
     void refuse(Storage& storage);

@@ -75,8 +75,9 @@ void record_without_grad(Session& session, std::int64_t change) {
 }
 
 // Restore the contents of `tensors`, and do not evict these tensors until `end_reading`. If
-// `saved`, do not evict values that autograd saved either. Return a number for `end_reading`.
-std::int64_t begin_reading(Session& session, PyObject* tensors, bool saved) {
+// `saved`, do not evict values that autograd saved either. If `writes`, the reader may write as
+// well. Return a number for `end_reading`.
+std::int64_t begin_reading(Session& session, PyObject* tensors, bool saved, bool writes) {
     StorageList storages;
     const Object each(PySequence_Fast(tensors, "tensors: a list"));
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(each.get()); ++i) {
@@ -85,7 +86,7 @@ std::int64_t begin_reading(Session& session, PyObject* tensors, bool saved) {
         add_storages(THPVariable_Unpack(tensor), storages);
     }
     Locked lock;
-    return session.held.eviction ? session.held.eviction->begin_reading(storages, lock)
+    return session.held.eviction ? session.held.eviction->begin_reading(storages, writes, lock)
                                  : begin_held_read(session, storages, saved, lock);
 }
 
@@ -99,6 +100,39 @@ void end_reading(Session& session, std::int64_t number) {
     }
 }
 
+// An object that had the address of a storage is gone. Let the storage leave memory again, if it
+// was the last such object. `address`: that of the storage, which may be freed already.
+void take_back(Session& session, std::int64_t address) {
+    const Locked lock;
+    session.held.take_back(reinterpret_cast<const c10::StorageImpl*>(address));
+}
+
+// Return the sources that the program holds and that must stay in memory: for each a tensor or
+// None, its bytes, the operator that made it, and the reason.
+PyObject* pinned(Session& session) {
+    std::vector<PinnedSource> found;
+    {
+        const Locked lock;
+        session.frees.process_pending();
+        if (session.held.eviction && session.held.eviction->moves()) {
+            found = session.held.eviction->pinned();
+        }
+    }
+    Object list(PyList_New(0));
+    for (const PinnedSource& each : found) {
+        const at::Tensor tensor(each.tensor.lock());
+        const Object row(Py_BuildValue(
+            "(NLss)",
+            THPVariable_Wrap(tensor),
+            static_cast<long long>(each.nbytes),
+            each.site,
+            each.why
+        ));
+        must(PyList_Append(list.get(), row.get()) == 0);
+    }
+    return list.give();
+}
+
 }  // namespace
 
 }  // namespace functions
@@ -110,6 +144,8 @@ PyMethodDef* held_methods() {
         method<functions::record_without_grad>("record_without_grad"),
         method<functions::begin_reading>("begin_reading"),
         method<functions::end_reading>("end_reading"),
+        method<functions::take_back>("take_back"),
+        method<functions::pinned>("pinned"),
         PyMethodDef{},
     };
     return all.data();

@@ -184,6 +184,12 @@ void Player::event(Word word) {
         case Word::planned:
             engine_.follow_plan(first != 0);
             return;
+        case Word::step:
+            engine_.step();
+            return;
+        case Word::anticipate:
+            engine_.anticipate();
+            return;
         case Word::discards:
             engine_.discards();
             return;

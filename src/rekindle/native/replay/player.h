@@ -50,13 +50,15 @@ enum class Word : std::int64_t {
     prefetch,  // argument: bytes; negative: as many as fit
     // argument: 1 if a plan decides from now on which values to copy, 0 if the engine does
     planned,
-    save,       // argument: a value
-    fetch,      // argument: a value
-    discards,   //
-    measured,   // arguments: bytes per second of swap-out, swap-in; 0: unchanged
-    copy_lost,  // argument: a value
-    written,    // argument: a value
-    hold,       // argument: a value
+    save,        // argument: a value
+    fetch,       // argument: a value
+    discards,    //
+    measured,    // arguments: bytes per second of swap-out, swap-in; 0: unchanged
+    copy_lost,   // argument: a value
+    written,     // argument: a value
+    hold,        // argument: a value
+    step,        //
+    anticipate,  //
     // argument: number of transfers until one fails, not counting transfers that cannot fail
     fail,
 };

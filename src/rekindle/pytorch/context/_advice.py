@@ -128,7 +128,8 @@ def _on_categories(peak: Bytes, held: Mapping[str, Bytes]) -> Iterator[tuple[Byt
             state,
             (
                 f"{format_bytes(state)} at the peak are optimizer state: an optimizer with less "
-                "state, or with state of fewer bits, saves memory that recomputation cannot save."
+                "state, or with state of fewer bits, saves memory that recomputation cannot save. "
+                'With evict="anything" and swap=, state moves to the host.'
             ),
         )
 

@@ -64,6 +64,8 @@ def report_of(
         at_peak=_holders(at_peak, places),
         timeline=_sampled(driver.steps),
         swapped=swapped_by(driver),
+        moved=() if driver.moved is None else driver.moved.copies,
+        staying={} if driver.moved is None else driver.moved.staying,
         advice=(
             *on_excess(driver.steps.peak, budget),
             *_on_shortfall(driver, budget),
@@ -100,9 +102,12 @@ def swapped_by(driver: Driver) -> Swapped | None:
     host, transfers = driver.engine.host, driver.transfers
     if host is None or transfers is None:
         return None
-    return Swapped(
-        host.swapped_out, host.swapped_in, host.peak, transfers.transfer_ns, transfers.waiting_ns
-    )
+    out, back = host.swapped_out, host.swapped_in
+    if driver.moved is not None and driver.moves_state:
+        # The engine does not count a copy that replaces an outdated one.
+        copies = driver.moved.copies
+        out, back = sum(row.out for row in copies), sum(row.back for row in copies)
+    return Swapped(out, back, host.peak, transfers.transfer_ns, transfers.waiting_ns)
 
 
 def _holders(peak: Snapshot, places: Places | None) -> Holders:

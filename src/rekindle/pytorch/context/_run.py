@@ -15,7 +15,7 @@ from rekindle._units import format_bytes, parse_bytes
 from rekindle.policies import Policy
 from rekindle.pytorch.context._report import report_of, swapped_by
 from rekindle.pytorch.learned import Learner
-from rekindle.pytorch.native import Driver, Recording
+from rekindle.pytorch.native import Core, Driver, Recording
 from rekindle.pytorch.online import Step
 from rekindle.report._data import Swapped
 from rekindle.report._report import Report
@@ -91,6 +91,40 @@ class Run:
     def last_step(self) -> Step | None:
         """The figures of the last optimizer step, or None before the first."""
         return self._driver.steps.last
+
+    def release(self) -> Bytes:
+        """Move weights, gradients and optimizer state to the host, so that others use the memory.
+
+        For example, an inference server takes the device between two steps. What an operator reads
+        meanwhile comes back for it.
+
+        Returns:
+            The bytes of tensors that stay in memory. `run.report()` says why.
+
+        Raises:
+            Unsupported: Weights and optimizer state may not move in this run.
+        """
+        return self._with_moved_state("release").release(self._driver.handle)
+
+    def resume(self) -> None:
+        """Move what `release` moved to the host back into memory, as far as the budget has room.
+
+        Without this call, each tensor comes back when the program reads it.
+
+        Raises:
+            Unsupported: Weights and optimizer state may not move in this run.
+        """
+        self._with_moved_state("resume").resume(self._driver.handle)
+
+    def _with_moved_state(self, name: str) -> Core:
+        """Return the native core if state may move to the host, for the method `name`."""
+        driver = self._driver
+        if not driver.moves_state:
+            raise Unsupported(
+                f"run.{name}(): weights and optimizer state do not move to the host in this run; "
+                'write rekindle.budget(..., evict="anything", swap="64GiB")'
+            )
+        return driver.core
 
     def begin_trace(self) -> None:
         """Start recording a trace; `end_trace` ends it.

@@ -11,20 +11,29 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, UntypedStorage, serialization
 from torch.autograd.function import BackwardCFunction, Function
 
 from rekindle.pytorch.held._evict_held import EvictHeld
 from rekindle.pytorch.held._profilers import profilers_seen
+from rekindle.pytorch.held._saving import (
+    WRITER,
+    copying,
+    is_asked_to_read,
+    saving,
+    told_apart,
+    writing,
+)
 from rekindle.pytorch.native import Driver
 from rekindle.pytorch.online import CAPSULES, Current, by_rekindle, replace
 from rekindle.pytorch.operators import tensors_in
 
 #: Methods that return an address or an object that has one. (`__array__`, `storage`,
-#: `share_memory_`, pickling, copying and saving call these methods.)
+#: `share_memory_` and pickling call these methods.)
 _ADDRESSES = ("const_data_ptr", "data_ptr", "untyped_storage")
 #: Methods of a tensor that access its memory and return no object that refers to the memory.
 _LOOK = ("__repr__", "apply_", "map2_", "map_", "tolist")
@@ -100,7 +109,7 @@ def escapes_seen(keeper: EvictHeld) -> Iterator[None]:
         @functools.wraps(original)
         def kept(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
             keeper = _keeper.now
-            if keeper is not None and not by_rekindle(2):
+            if keeper is not None and not by_rekindle(2) and not is_asked_to_read(tensor, 2):
                 keeper.keep(tensor)
             return original(tensor, *args, **kwargs)
 
@@ -159,7 +168,10 @@ def escapes_seen(keeper: EvictHeld) -> Iterator[None]:
         for name in _ADDRESSES:
             if hasattr(Tensor, name):
                 replace(stack, Tensor, name, give_away)
-        replace(stack, Tensor, "numpy", hand_out)
+        replace(stack, Tensor, "__deepcopy__", partial(copying, keeper=_keeper))
+        replace(stack, serialization, "_save", saving)
+        replace(stack, UntypedStorage, "data_ptr", told_apart)
+        replace(stack, WRITER, "write_record", partial(writing, keeper=_keeper))
         for name in _LOOK:
             replace(stack, Tensor, name, look)
         for name in _NUMBERS:

@@ -101,6 +101,7 @@ class PythonCallbacks:
             inside=inside,
             likely=likely,
             unevictable=None if driver.anything else operands,
+            moves=driver.moves_state,
         )
         error.__cause__ = None  # the same effect as `raise error from None`
         if driver.transfers is not None:

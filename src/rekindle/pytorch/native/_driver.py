@@ -24,6 +24,7 @@ from rekindle.policies import DEFAULT, Policy, Swap, score_of
 from rekindle.pytorch.native._engine import EngineHandle
 from rekindle.pytorch.native._higher import UNITS, shown_name
 from rekindle.pytorch.native._module import Core, Handle, backward_node
+from rekindle.pytorch.native._moved import MovedState
 from rekindle.pytorch.native._snapshots import bytes_saved, in_words
 from rekindle.pytorch.native._transcript import Recording
 from rekindle.pytorch.online import (
@@ -38,6 +39,7 @@ from rekindle.pytorch.online import (
     StepUndo,
     WarmOptimizers,
     elsewhere,
+    hand_out,
     leaves,
     memory_of,
     users_line,
@@ -233,6 +235,8 @@ class Driver:
         #: First and last snapshot of memory at a peak, taken while source lines are recorded.
         self.looks: list[Snapshot] = []
         self.owners = Owners(partial(core.add_module_tensor, self.handle))
+        #: what moves to the host; None if nothing may
+        self.moved = None if swaps is None else MovedState(core, self.handle, self.owners)
         self.steps = Steps(self.engine)
         self.undo: StepUndo | None = None  #: restores the weights if the running step fails
         self.interrupted = InterruptedPasses()
@@ -357,6 +361,8 @@ class Driver:
         self.core.must_finish(self.handle, on and self.moves_state and not undone)
         self.core.models_due(self.handle, False)  # each model has been called for this step
         self.core.stepping(self.handle, on)
+        if self.moves_state and not on:
+            self.core.step_ended(self.handle)
 
     def undo_no_more(self) -> None:
         """Drop the undo of the optimizer's step if that step is over."""
@@ -442,17 +448,31 @@ class Driver:
         """Make the memory of `tensor` resident, and keep it so as long as the program holds it."""
         self.core.pin_exposed_address(self.handle, tensor)
 
-    def begin_reading(self, tensors: list[Tensor], *, saved: bool = False) -> int:
+    def lend(self, tensor: Tensor, make: Callable[[], Any]) -> Any:
+        """Return the NumPy array of `tensor` that `make` returns. Other code may write the array.
+
+        Once the array is gone, the memory of `tensor` may be evicted again.
+        """
+        if self.held is not None:
+            return self.held.lend(tensor, make)
+        hand_out(self.mark_externally_writable, tensor)
+        return make()
+
+    def begin_reading(
+        self, tensors: list[Tensor], *, saved: bool = False, writes: bool = True
+    ) -> int:
         """Make the memory of `tensors` resident, and do not evict it until `end_reading`.
 
         Args:
             tensors: The tensors.
             saved: Also keep values resident that autograd unpacks meanwhile.
+            writes: The reader may also write the tensors. If not, their copies on the host stay
+                valid.
 
         Returns:
             A number that identifies this lock, for `end_reading`.
         """
-        return self.core.begin_reading(self.handle, tensors, saved)
+        return self.core.begin_reading(self.handle, tensors, saved, writes)
 
     def end_reading(self, number: int) -> None:
         """Undo the `begin_reading` that returned `number`."""
@@ -517,6 +537,8 @@ class Driver:
     def close(self) -> None:
         """End the budget. From now on, the core processes each freed storage at once."""
         self.peak.note_states()
+        if self.moved is not None:
+            self.moved.end()
         if self.watcher is not None:
             self.watcher.close()
             self.watcher = None

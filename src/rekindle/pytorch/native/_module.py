@@ -267,8 +267,22 @@ class Core(Protocol):
         """Make `tensor` resident, and keep it so while the program holds it."""
         ...
 
-    def begin_reading(self, driver: Handle, tensors: list[Tensor], saved: bool, /) -> int:
+    def begin_reading(
+        self, driver: Handle, tensors: list[Tensor], saved: bool, writes: bool, /
+    ) -> int:
         """Make `tensors` resident until `end_reading`, which takes the returned number."""
+        ...
+
+    def lend(self, driver: Handle, tensor: Tensor, /) -> bool:
+        """Do as `pin_exposed_address` until `take_back`. False: `tensor` stays in any case."""
+        ...
+
+    def take_back(self, driver: Handle, storage: Storage, /) -> None:
+        """Let the storage leave memory again: the object that had its address is gone."""
+        ...
+
+    def pinned(self, driver: Handle, /) -> list[tuple[Tensor | None, Bytes, str, str]]:
+        """Return tensor, bytes, operator and reason of each source that stays in memory."""
         ...
 
     def end_reading(self, driver: Handle, number: int, /) -> None:
@@ -414,6 +428,22 @@ class Core(Protocol):
 
     def swapped(self, driver: Handle, /) -> tuple[Bytes, Bytes, Bytes]:
         """Return the bytes swapped out and in so far, and the most bytes on the host."""
+        ...
+
+    def moved(self, driver: Handle, /) -> tuple[int, ...]:
+        """Return copies out, their bytes, copies in and their bytes, for each kind of value."""
+        ...
+
+    def release(self, driver: Handle, /) -> Bytes:
+        """Move everything out of memory that may be evicted. Return the bytes that stay."""
+        ...
+
+    def resume(self, driver: Handle, /) -> None:
+        """Move the state that the program holds back into memory, as long as it fits."""
+        ...
+
+    def step_ended(self, driver: Handle, /) -> None:
+        """Record that a training step has ended; the next one may use state in the same order."""
         ...
 
     def devices_used(self, driver: Handle, /) -> list[str]:

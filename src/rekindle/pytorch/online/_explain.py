@@ -79,6 +79,7 @@ def out_of_budget(
     inside: Bytes = 0,
     likely: Bytes = 0,
     unevictable: Bytes | None = None,
+    moves: bool = False,
 ) -> OutOfBudget:
     """Return the error for `shortage`: the bytes needed, what holds memory, a budget to try.
 
@@ -92,6 +93,7 @@ def out_of_budget(
             this is an estimate of what suffices; else 0. The suggested budget has room for it.
         unevictable: Bytes of the operator's arguments, which `evict="anything"` cannot evict. None:
             the budget has this mode.
+        moves: True if weights, gradients and optimizer state may move to the host.
     """
     smallest = shortage.memory + shortage.needed
     past_this = shortage.memory + max(shortage.needed, likely)
@@ -114,6 +116,7 @@ def out_of_budget(
         remedy_for(operator, share) if 4 * shortage.needed > shortage.budget else "",
         FOR_KEPT if 4 * now.categories.get(KEPT, 0) > shortage.budget else "",
         "" if unevictable is None else _on_anything(shortage, now, unevictable),
+        "" if moves else _on_moving(shortage, now),
     ]
     lines = [
         f"{needs}, and nothing is left to evict: {used} cannot be recomputed or is in use",
@@ -143,6 +146,18 @@ def _on_anything(shortage: NoRoom, now: Snapshot, unevictable: Bytes) -> str:
         return ""
     return (
         f'evict="anything" may also evict {format_bytes(more)} of this, so that this operator fits'
+    )
+
+
+def _on_moving(shortage: NoRoom, now: Snapshot) -> str:
+    """Return a line about moving state to the host, if state takes most of the budget, else ""."""
+    state = sum(now.categories.get(each, 0) for each in (PARAMETERS, GRADIENTS, OPTIMIZER))
+    if 2 * state <= shortage.budget:
+        return ""
+    return (
+        f"{format_bytes(state)} of this are weights, gradients and optimizer state, which "
+        f'evict="anything" with swap="{format_bytes(4 * state).replace(" ", "")}" moves to a file '
+        "on the host (to host memory, on CUDA)"
     )
 
 

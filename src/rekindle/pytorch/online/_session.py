@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from threading import RLock
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -131,6 +131,10 @@ class KnowsThreads(Protocol):
 
     def all_threads_are_known(self) -> bool:
         """Return True if each thread was started within the budget or uses no tensors."""
+        ...
+
+    def lend(self, tensor: Tensor, make: Callable[[], Any]) -> Any:
+        """Return the NumPy array of `tensor` that `make` returns. Other code may write it."""
         ...
 
 

@@ -31,13 +31,35 @@ namespace {
 // Sources below this size stay in memory: a copy of one takes as long as that of a page.
 constexpr Bytes LEAST_MOVED = Bytes{4} << 10;
 
+// Return why `record`, a source, must stay in memory while the program holds it, or null if it may
+// be moved to the host and back.
+const char* why_it_stays(const StorageRecord& record, const Frees& frees) noexcept {
+    if (record.special.is_gathered()) {
+        return "FSDP frees it and gathers it again";
+    }
+    if (record.untracked && !frees.registry.device.queues()) {
+        return "PyTorch did not allocate it, or other processes share it";
+    }
+    if (record.special.is_external()) {
+        return "other code may write it: it was passed to NumPy, DLPack or another process";
+    }
+    if (record.read_unseen) {
+        return "its address left PyTorch, as by data_ptr(), untyped_storage() or a collective";
+    }
+    if (record.pinned || record.absent) {
+        return "run.keep was called for it, or operators need it in memory";
+    }
+    if (record.nbytes < (frees.events.tests.evict_before_every_op ? 1 : LEAST_MOVED)) {
+        return "it is small";
+    }
+    return record.suits_held_eviction ? nullptr
+                                      : "it holds integers, has a storage object, or is not plain";
+}
+
 // Return true if `record`, a source, may be moved to the host and back while the program holds it.
 bool may_move(const StorageRecord& record, const Frees& frees) noexcept {
-    const bool seen = !record.untracked || frees.registry.device.queues();
-    return frees.events.swapper != nullptr && record.suits_held_eviction && !record.replayable &&
-           record.listed && seen && !record.read_unseen && !record.pinned && !record.absent &&
-           !record.special.is_external() && !record.special.is_gathered() &&
-           record.nbytes >= (frees.events.tests.evict_before_every_op ? 1 : LEAST_MOVED);
+    return frees.events.swapper != nullptr && !record.replayable && record.listed &&
+           why_it_stays(record, frees) == nullptr;
 }
 
 // Return true if `record` is evicted, or may be evicted while other threads run. A value that has
@@ -74,7 +96,13 @@ bool HeldEviction::records_without_grad() const {
 // -- sources --------------------------------------------------------------------------------------
 
 void HeldEviction::offer(StorageRecord& record, const c10::TensorImpl& tensor) {
-    if (!open || !moves() || record.replayable || record.evictable_while_held) {
+    if (!open || !moves() || record.replayable) {
+        return;
+    }
+    if (record.role != Role::parameter && is_weight(tensor)) {
+        record.role = Role::parameter;
+    }
+    if (record.evictable_while_held) {
         return;
     }
     if (!record.suits_held_eviction && !record.read_unseen) {
@@ -84,6 +112,21 @@ void HeldEviction::offer(StorageRecord& record, const c10::TensorImpl& tensor) {
     if (!paused_ && is_evictable_now(record)) {
         frees_.engine.set_evictable_while_held(record, true);
     }
+}
+
+std::vector<PinnedSource> HeldEviction::pinned() const {
+    std::vector<PinnedSource> found;
+    for (Storage* each = frees_.engine.first_storage(); each != nullptr; each = each->next) {
+        const StorageRecord& record = record_of(*each);
+        if (record.replayable || !record.resident || !record.is_held() ||
+            record.nbytes < LEAST_MOVED) {
+            continue;
+        }
+        if (const char* why = why_it_stays(record, frees_); why != nullptr) {
+            found.push_back({record.origin, record.nbytes, record.site(), why});
+        }
+    }
+    return found;
 }
 
 // -- reading held values --------------------------------------------------------------------------
@@ -124,6 +167,7 @@ void HeldEviction::bring(const StorageList& storages, Kept& kept, Locked& lock) 
                 frees_.process_pending();
                 room_.use(record_of(*storage));
             }
+            frees_.events.finish_swap_in(record_of(*storage));
             frees_.engine.lock(*storage);
             kept.push_back(storage);
         }
@@ -140,13 +184,14 @@ void HeldEviction::done(Frees& frees, Kept& kept) {
     }
 }
 
-std::int64_t HeldEviction::begin_reading(const StorageList& storages, Locked& lock) {
+std::int64_t HeldEviction::begin_reading(const StorageList& storages, bool writes, Locked& lock) {
     Kept kept;
     try {
         or_without_copies(frees_, lock, [&] { attempt([&] { bring(storages, kept, lock); }); });
-        // the reader may write as well
         for (const Ref<Storage>& each : kept) {
-            frees_.events.about_to_write(record_of(*each));
+            if (writes) {
+                frees_.events.about_to_write(record_of(*each));
+            }
         }
     } catch (std::exception& error) {
         after(error, [&] { done(frees_, kept); });
@@ -198,6 +243,11 @@ PinnedOperands::~PinnedOperands() {
 void HeldEviction::made(StorageRecord& record) {
     if (!open) {
         return;
+    }
+    if (record.role == Role::unknown && !record.replayable) {
+        record.role = in_backward_pass() ? Role::gradient
+                      : room_.stepping   ? Role::state
+                                         : Role::unknown;
     }
     const bool without_grad = !c10::GradMode::is_enabled();
     if (record.evictable_while_held || paused_ || !is_evictable_now(record)) {
@@ -281,10 +331,15 @@ void HeldEviction::pin_survivors() {
     for (const UsedInBackward& each : worked) {
         const Ref<Storage>& storage = each.storage;
         frees_.process_pending();
-        if (storage->held && storage->listed && storage->replayable) {
-            if (!storage->resident) {
-                room_.use(record_of(*storage));
-            }
+        if (!storage->held || !storage->listed || !storage->replayable) {
+            continue;
+        }
+        if (!storage->resident) {
+            room_.use(record_of(*storage));
+        }
+        if (moves()) {
+            make_source(record_of(*storage));
+        } else {
             frees_.engine.set_evictable_while_held(*storage, false);
             left.push_back(storage);
         }
@@ -306,6 +361,40 @@ void HeldEviction::pin_survivors() {
     frees_.process_pending();
 }
 
+// Drop the recipe of `record`, which is in memory. Let it move to the host from now on.
+void HeldEviction::make_source(StorageRecord& record) {
+    if (may_forget(record)) {
+        room_.seal(record);
+        if (const auto tensor = record.origin.lock()) {
+            offer(record, *tensor);
+        }
+    }
+}
+
+void HeldEviction::returned(StorageRecord& record) {
+    record.taken_back = true;
+    if (waits(record)) {
+        returned_.emplace_back(&record);
+    }
+}
+
+// Let `record`, which other code cannot write any more, move again. Return true if recipes, which
+// expect that other code may write it, still read it.
+bool HeldEviction::waits(StorageRecord& record) {
+    if (!open || !record.listed || !record.taken_back) {
+        return false;
+    }
+    if (record.consumed()) {
+        return true;
+    }
+    record.taken_back = false;
+    record.special.drop_external();
+    if (const auto tensor = record.origin.lock()) {
+        offer(record, *tensor);
+    }
+    return false;
+}
+
 // -- when held values stay ------------------------------------------------------------------------
 
 void HeldEviction::about_to_let_go(Locked& lock) {
@@ -315,6 +404,7 @@ void HeldEviction::about_to_let_go(Locked& lock) {
         known = all_threads_are_known(frees_.registry.observers);
     }
     frees_.registry.drain();
+    std::erase_if(returned_, [&](const Ref<Storage>& each) { return !waits(record_of(*each)); });
     if (open) {
         pause(!known || in_progress_.reading_anything != 0);
     }
@@ -412,6 +502,7 @@ void HeldEviction::look_at_sources(Locked& lock) {
 void HeldEviction::close() {
     open = false;
     unpacked_.clear();
+    returned_.clear();
     backward_working_set_.clear();
     for (Storage* each = frees_.engine.first_storage(); each != nullptr; each = each->next) {
         if (each->evictable_while_held) {

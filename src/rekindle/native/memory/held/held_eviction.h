@@ -42,6 +42,7 @@
 #include "../room/room.h"
 #include "../sources/history.h"
 #include "../sources/sources.h"
+#include "pinned.h"
 #include "readers.h"
 
 namespace rekindle {
@@ -94,8 +95,8 @@ public:
     // been destroyed meanwhile.
     static void done(Frees& frees, Kept& kept);
     // Restore and lock all storages in `storages`, until `end_reading` is called with the number
-    // that this function returns.
-    std::int64_t begin_reading(const StorageList& storages, Locked& lock);
+    // that this function returns. writes: the reader may write as well.
+    std::int64_t begin_reading(const StorageList& storages, bool writes, Locked& lock);
     void end_reading(std::int64_t number);
     // Make the value of `record`, which an operator of the program has just made or written, a
     // candidate for eviction.
@@ -103,6 +104,10 @@ public:
     // Make the source `record` a candidate for eviction, if it may be moved to the host. `tensor`:
     // a tensor of the program with this memory.
     void offer(StorageRecord& record, const c10::TensorImpl& tensor);
+    // Let the source `record` move to the host again, because no other code can write it any more.
+    void returned(StorageRecord& record);
+    // Return the sources that the program holds and that stay in memory, with the reasons.
+    std::vector<PinnedSource> pinned() const;
     // Keep the value of `record` in memory while the current autograd node runs, because kernels of
     // the node may read it without calling an operator.
     void pin_while_held(StorageRecord& record);
@@ -157,6 +162,8 @@ private:
         Ref<Storage> storage;
     };
 
+    void make_source(StorageRecord& record);
+    bool waits(StorageRecord& record);
     bool is_evictable_now(const StorageRecord& record) const noexcept;
     void node_changes();
     void work_with(StorageRecord& record);
@@ -177,6 +184,8 @@ private:
     std::vector<Unpacked> unpacked_;
     std::vector<UsedInBackward>
         backward_working_set_;  // values made or used in backward passes that still run
+    // sources that other code could write once, and that recipes still read with that in mind
+    std::vector<Ref<Storage>> returned_;
     // storages that `begin_reading` locked, by the number that it returned
     std::map<std::int64_t, Kept> reads_;
     std::int64_t numbers_ = 0;

@@ -59,6 +59,7 @@ void Events::own_unrecomputable() {
 
 void Events::about_to_write(StorageRecord& record) {
     finish_swap_out(record);
+    finish_swap_in(record);
     if (record.on_host && record.resident && !record.replayable) [[unlikely]] {
         perform([&] { engine_.written(record); });
     }

@@ -177,23 +177,37 @@ void Room::seal(StorageRecord& record) {
 
 void Room::bring_back(const c10::StorageImpl& storage_impl) {
     const AddressEntry* found = registry_.find(storage_impl);
-    if (found != nullptr && found->record != nullptr && found->record->placeholder) {
+    if (found != nullptr && found->record != nullptr &&
+        (found->record->placeholder || found->record->coming)) {
         use(*found->record);
     }
 }
 
+bool Room::anticipates() const noexcept {
+    // On a CPU, each read is waited for, so it is not begun before the value is read.
+    return device_.queues() && engine_.expected() != nullptr;
+}
+
 void Room::swap_ahead() {
-    const bool may = events_.swapper->ahead && engine_.budget != UNLIMITED && !stepping;
+    const bool ordered = engine_.host->order.known() && device_.queues();
+    const bool may =
+        events_.swapper->ahead && engine_.budget != UNLIMITED && (!stepping || ordered);
     if (!may || device_.is_capturing()) {
         return;
     }
     const bool full = engine_.memory > engine_.budget / 2;
-    if (full && !engine_.is_planned() && engine_.host->link.idle_out(engine_.clock)) {
+    if (full && !stepping && !engine_.is_planned() && engine_.host->link.idle_out(engine_.clock)) {
         // find values that the program no longer holds, because only those may be copied ahead of
         // time
         frees_.poll();
     }
     const auto copy = [&] {
+        if (ordered) {
+            engine_.anticipate();
+        }
+        if (stepping) {
+            return;
+        }
         if (!in_backward_pass()) {
             engine_.ahead();
         } else if (engine_.host->link.waiting_out(0, engine_.clock) == 0) {

@@ -86,8 +86,12 @@ public:
     bool release_recompute_sources();
     // Called after each operator. In a forward pass, start to copy values to the host that will
     // probably be evicted next. In a backward pass, start to swap in the values that it reads next,
-    // once no swap-out is queued.
+    // once no swap-out is queued. Once a step has ended, start to swap in the source that the
+    // program uses next.
     void swap_ahead();
+    // Return true if `swap_ahead` may evict values that the program holds, to make room for a
+    // source that it uses next.
+    bool anticipates() const noexcept;
     // Recover from the device OOM `out`, which happened although the budget had room. Evict more
     // and more, and run `attempt` again after each stage: neighbors in memory, `needed` bytes, four
     // times as much, everything. The next operator would fail like this one, so the budget is

@@ -144,7 +144,7 @@ bool Swapper::begin(StorageRecord& record) {
     if (!copies.write(record.id, storage_impl)) {
         return false;
     }
-    copied_[&record] = HostCopy{version_of(record), true, {}};
+    copied_[&record] = HostCopy{version_after_parts(record, storage_impl), true, {}};
     writes_in_flight_.push_back({&record, storage_impl});
     record.leaving = true;
     return record.replayable || ended(record);
@@ -160,17 +160,30 @@ void Swapper::about_to_trust_copy(StorageRecord& record) {
     HostCopy& copy = found->second;
     const std::int64_t version = version_of(record);
     const StoragePtr storage_impl = record.at();
-    if (!storage_impl || (copy.written && copy.version == version && version >= 0)) {
+    const std::int64_t expected =
+        storage_impl ? version_after_parts(record, storage_impl) : version;
+    const bool current = copy.version == version || copy.version == expected;
+    if (!storage_impl || (copy.written && current && version >= 0)) {
         return;
     }
     if (copy.written) {
         copies.release(record.id);
     }
-    copy.version = version;
+    copy.version = version_after_parts(record, storage_impl);
     copy.written = write_now(record, storage_impl);
     if (!copy.written) {
         copy.instead = storage_impl;  // `gone` replaces it, if it loses its memory
     }
+}
+
+// Return the count of the version counter of `record` once the running operator has ended.
+std::int64_t Swapper::version_after_parts(
+    const StorageRecord& record, const StoragePtr& storage_impl
+) const {
+    const std::int64_t version = version_of(record);
+    const bool rises =
+        std::ranges::find(written_in_parts, storage_impl.get()) != written_in_parts.end();
+    return version >= 0 && rises ? version + 1 : version;
 }
 
 // Copy the value of `record` to the host, and wait for it. Return false if that fails.
@@ -184,8 +197,10 @@ bool Swapper::write_now(StorageRecord& record, const StoragePtr& storage_impl) {
         complaint_due = true;
         copies.complain_of(record.nbytes, record.site(), "written: " + why);
         copies.release(record.id);
+        return false;
     }
-    return why.empty();
+    moved.went_out(record);
+    return true;
 }
 
 void Swapper::gone(StorageRecord& record, StoragePtr memory) {
@@ -246,8 +261,10 @@ bool Swapper::ended(StorageRecord& record) {
     const std::string why = wait(record);
     if (!why.empty()) {
         forget(record, "written: " + why);
+        return false;
     }
-    return why.empty();
+    moved.went_out(record);
+    return true;
 }
 
 // -- swapping in ----------------------------------------------------------------------------------
@@ -297,7 +314,11 @@ void Swapper::finish(StorageRecord& record) {
 std::string Swapper::end_swap_in(StorageRecord& record) {
     const StoragePtr kept = take(reads_in_flight_, record);
     record.coming = false;
-    return wait(record);
+    std::string why = wait(record);
+    if (why.empty()) {
+        moved.came_in(record);
+    }
+    return why;
 }
 
 void Swapper::returned(StorageRecord& record) {

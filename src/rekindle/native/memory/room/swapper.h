@@ -30,6 +30,7 @@
 #include "../records/storage_record.h"
 #include "../registry/registry.h"
 #include "host_store.h"
+#include "moved.h"
 
 namespace rekindle {
 
@@ -49,6 +50,10 @@ public:
     // Copy values to the host before their room is needed. False in some tests, and once a copy has
     // failed.
     bool ahead = true;
+    Moved moved;  // counts of finished copies
+    // Memory that the running operator on lists writes in parts. PyTorch raises the version of its
+    // tensors once all parts have run, so a copy that is made meanwhile has the version after that.
+    std::vector<const c10::StorageImpl*> written_in_parts;
 
     // Run `events` while the engine regards every transfer as finished. A nested call only runs its
     // events.
@@ -110,6 +115,9 @@ private:
     static StoragePtr take(Moves& moves, const StorageRecord& record);
     Bytes in_flight() const noexcept;
     void count(Bytes nbytes);
+    std::int64_t version_after_parts(
+        const StorageRecord& record, const StoragePtr& storage_impl
+    ) const;
     std::string wait(const StorageRecord& record);
     bool ended(StorageRecord& record);
     bool write_now(StorageRecord& record, const StoragePtr& storage_impl);
