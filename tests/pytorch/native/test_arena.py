@@ -131,6 +131,27 @@ def test_memory_outside_of_arena_lowers_limit_of_arena() -> None:
         assert weight.nbytes + live() - before + cached() <= most(8 * MIB)
 
 
+def test_memory_of_earlier_budget_leaves_room_for_free_blocks() -> None:
+    with rekindle.budget("20MiB"):
+        kept = torch.ones(3_000_000)
+    with rekindle.budget("8MiB"):
+        torch.empty(900_000)
+        assert cached() >= 900_000 * 4
+    assert bool((kept == 1).all())
+
+
+def test_used_memory_of_earlier_budget_lowers_limit_of_arena() -> None:
+    with rekindle.budget("20MiB"):
+        kept = torch.ones(1_000_000)
+    before = live() - kept.nbytes
+    with rekindle.budget("8MiB"):
+        kept.sum()  # these 4 MB count from the first operator that reads them
+        torch.empty(900_000)
+        (kept[:10] * 2).sum()
+        torch.empty(200_000)
+        assert live() - before + cached() <= most(8 * MIB)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="counts page faults as Linux does")
 def test_arena_in_full_small_budget_reuses_its_mapped_pages() -> None:
     """New tensors use memory that is still mapped, so the system maps few new pages."""

@@ -8,6 +8,7 @@
 namespace rekindle {
 
 void Arena::open(Bytes limit) {
+    blocks_.begin();
     blocks_.note_counted(0);
     blocks_.limit(limit);
     bins_.keep_spares(true);

@@ -153,6 +153,7 @@ bool Blocks::give(void* address) {
         const auto block = *found;
         by_address_.take(address);
         charge(*block, -1);
+        block->is_earlier = false;
         free_.splice(free_.end(), live_, block);
         join_neighbors(block);
         note_free(block);
@@ -164,6 +165,18 @@ bool Blocks::give(void* address) {
 bool Blocks::has(const void* address) noexcept {
     const std::scoped_lock guard(lock_);
     return by_address_.find(address) != nullptr;
+}
+
+void Blocks::begin() {
+    const std::scoped_lock guard(lock_);
+    for (Block& block : live_) {
+        // Slabs (`asked` is 0) also serve the new budget, so they count.
+        if (!block.is_earlier && block.asked > 0) {
+            charge(block, -1);
+            block.is_earlier = true;
+            charge(block, 1);
+        }
+    }
 }
 
 void Blocks::limit(Bytes most) {
@@ -200,6 +213,10 @@ void Blocks::take_pieces(std::size_t size, List& pieces) {
 
 // Add the bytes of a block in use to the totals (`times` = 1), or subtract them (-1).
 void Blocks::charge(const Block& block, int times) noexcept {
+    if (block.is_earlier) {
+        earlier_ += times * static_cast<Bytes>(block.size);
+        return;
+    }
     mapped_ += times * static_cast<Bytes>(block.size);
     asked_ += times * static_cast<Bytes>(block.asked);
 }
@@ -242,7 +259,8 @@ void Blocks::split(List::iterator block, std::size_t size) {
         return;
     }
     note_not_free(block);
-    const auto rest = free_.emplace(block, Block{block->address + size, block->size - size, 0, {}});
+    const auto rest =
+        free_.emplace(block, Block{block->address + size, block->size - size, 0, false, {}});
     block->size = size;
     note_free(rest);
     note_free(block);

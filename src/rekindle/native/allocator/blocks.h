@@ -32,6 +32,9 @@ public:
     bool give(void* address);
     // Return true if `take` returned the block at `address`, and the block was not freed since.
     bool has(const void* address) noexcept;
+    // Begin a budget. Its limit does not count blocks that are in use since earlier budgets, which
+    // are like memory of other allocators: the program may never use them in this budget.
+    void begin();
     // Set the limit in bytes for all blocks, free or in use, which they may exceed by 4 MiB. If the
     // limit is 0, free blocks are unmapped now, and other blocks as soon as they are freed.
     void limit(Bytes most);
@@ -49,8 +52,10 @@ public:
     // Return the bytes of free blocks, which are still mapped.
     Bytes cached() const noexcept { return cached_.load(std::memory_order_relaxed); }
 
-    // Return the bytes of blocks in use.
-    Bytes live() const noexcept { return mapped_.load(std::memory_order_relaxed); }
+    // Return the bytes of blocks in use, including those that the limit does not count.
+    Bytes live() const noexcept {
+        return mapped_.load(std::memory_order_relaxed) + earlier_.load(std::memory_order_relaxed);
+    }
 
 private:
     struct Block;
@@ -62,7 +67,8 @@ private:
         char* address = nullptr;
         std::size_t size = 0;
         std::size_t asked = 0;
-        BySize::iterator place;  // Position in `by_size_` while the block is free.
+        bool is_earlier = false;  // In use since an earlier budget (`begin`).
+        BySize::iterator place;   // Position in `by_size_` while the block is free.
     };
 
     // Return how many bytes of new blocks fit into the limit before free blocks must be unmapped.
@@ -88,9 +94,10 @@ private:
     AddressMap<List::iterator> by_end_;      // Free blocks by the address after the block.
     Bytes limit_ = 0;
     Bytes spare_ = 0;                 // Bytes by which all blocks may exceed `limit_`.
-    std::atomic<Bytes> mapped_ = 0;   // Bytes of all blocks in use.
+    std::atomic<Bytes> mapped_ = 0;   // Bytes of the counted blocks in use.
+    std::atomic<Bytes> earlier_ = 0;  // Bytes of blocks in use since earlier budgets.
     std::atomic<Bytes> cached_ = 0;   // Bytes of all free blocks.
-    std::atomic<Bytes> asked_ = 0;    // Bytes that the program requested in blocks in use.
+    std::atomic<Bytes> asked_ = 0;    // Bytes that the program requested in counted blocks.
     std::atomic<Bytes> outside_ = 0;  // Bytes that the program holds from other allocators.
 };
 
