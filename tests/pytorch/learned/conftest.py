@@ -16,7 +16,7 @@ import pytest
 
 from rekindle.engine import NoRoom, Route
 from rekindle.policies import Swap, Thrifty
-from rekindle.pytorch.learned import _step_plans
+from rekindle.pytorch.learned import _step_plans, _step_times
 from rekindle.pytorch.learned._background import Planning
 from rekindle.simulator import replay
 from rekindle.trace import Trace
@@ -52,8 +52,12 @@ class AtOnce:
 def _afresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("REKINDLE_CACHE", str(own_cache(tmp_path / "cache")))
     monkeypatch.setattr(_step_plans, "Planning", AtOnce)
-    # A plan of `AtOnce` may be slower than the budget without a plan. Tests follow it nevertheless.
-    monkeypatch.setattr(_step_plans, "DEARER", float("inf"))
+    # A plan of `AtOnce` may be slower than the budget without a plan, and a step of a test takes
+    # less time than its recording. Tests follow and record nevertheless.
+    monkeypatch.setattr(_step_times, "SLOWER", float("inf"))
+    monkeypatch.setattr(_step_times, "LONGEST_INTERVAL", 10**9)
+    monkeypatch.setattr(_step_times, "FIRST_INTERVAL", 10**9)
+    monkeypatch.setattr(_step_times, "UPKEEP", float("inf"))
     monkeypatch.setattr(AtOnce, "made", 0)
     forget_plans()
     yield

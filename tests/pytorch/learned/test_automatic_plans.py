@@ -10,7 +10,6 @@ import torch
 import rekindle
 from rekindle.engine import Route
 from rekindle.pytorch.context import _arguments
-from rekindle.pytorch.learned import _step_plans
 from rekindle.pytorch.learned._sequence_matcher import GRAPH
 from rekindle.pytorch.learned._step_plan import StepPlan
 from rekindle.pytorch.learned._step_plans import (
@@ -94,7 +93,7 @@ def test_learning_without_highspy_makes_no_plan(monkeypatch: pytest.MonkeyPatch)
     assert run._learner is None
 
 
-# -- plans with which steps are slower than without ------------------------------------------------
+# -- when steps are recorded and plans are followed -----------------------------------------------
 
 MET = [GRAPH, 4 | GRAPH, 8 | GRAPH]
 
@@ -103,42 +102,6 @@ def planned(plans: StepPlans) -> StepPlan:
     plan = StepPlan(MET, [0, 1, 2], [0, 1, 2], None, route=Route((0, 0, 0, 0), (), ()))
     plans.shapes.append(plan)
     return plan
-
-
-def test_learned_plan_that_slows_steps_down_is_abandoned(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(_step_plans, "DEARER", 1.1)
-    plans = plans_for(1, torch.device("cpu"))
-    plan = planned(plans)
-    plans.over(MET, None, 0.1)
-    plans.over(MET, None, 0.2)
-    for loss in [*[0.14] * (TRIES - 1), 0.12, *[0.14] * (TRIES - 1)]:
-        plans.along(plan, None, loss)
-        assert plan.route is not None
-    plans.along(plan, None, 0.14)
-    assert plan.route is None
-    assert "given up" in plans.note
-
-
-def test_plan_is_kept_if_time_without_plan_is_unknown() -> None:
-    plans = plans_for(1, torch.device("cpu"))
-    plan = planned(plans)
-    plans.over(MET, None, None)
-    for _ in range(2 * TRIES):
-        plans.along(plan, None, 9.0)
-    assert plan.route is not None
-
-
-def test_plan_file_stores_time_lost_by_steps_without_plan() -> None:
-    """The plan's file stores which fraction of their time steps without the plan recomputed.
-
-    A later process compares this fraction with that of steps that follow the plan.
-    """
-    plans = plans_for(1, torch.device("cpu"))
-    plan = planned(plans)
-    plans.over(MET, None, 0.1)
-    assert StepPlan.from_numbers(plan.as_numbers()).online_loss == 0.1
 
 
 def test_learning_pauses_longer_after_repeatedly_abandoned_plans() -> None:

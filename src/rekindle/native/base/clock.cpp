@@ -1,5 +1,7 @@
 #include "clock.h"
 
+#include <time.h>
+
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -28,6 +30,13 @@ constinit ScaledClock scaled;  // requires `scaled_mutex`
 Nanoseconds machine_ns() noexcept {
     const auto now = std::chrono::steady_clock::now().time_since_epoch();
     return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
+}
+
+// Return the processor time of this thread.
+Nanoseconds thread_ns() noexcept {
+    timespec time{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return Nanoseconds{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
 }
 
 // Return `elapsed` at the speed of the clock. Requires `scaled_mutex`.
@@ -60,6 +69,18 @@ Nanoseconds at_clock_speed(Nanoseconds elapsed) noexcept {
     }
     const std::scoped_lock lock(scaled_mutex);
     return multiply(elapsed);
+}
+
+void ThreadClock::start() noexcept {
+    thread_ = std::this_thread::get_id();
+    started_ = thread_ns();
+}
+
+Nanoseconds ThreadClock::elapsed() const noexcept {
+    if (thread_ != std::this_thread::get_id()) {
+        return -1;
+    }
+    return at_clock_speed(thread_ns() - started_);
 }
 
 void set_clock_speed(double factor, std::int64_t seed) {

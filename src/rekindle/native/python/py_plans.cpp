@@ -94,9 +94,9 @@ void begin_step(const Session& session, bool record) {
 
 // End the running step. `key`: key of the plan that the step followed to the end, or -1.
 // `complete`: all graph operators of this plan ran. `taken`: the step followed a plan at least in
-// part. `length`: number of operators of the step. `reason`: why the step stopped following its
-// plan ("", "went on", "another" or "failed"), at the operator with index `number` and name `name`.
-// See `StepOutcome` in steps/learner.h.
+// part. `length`: number of operators of the step. `processor_ns`: processor time of the step, or
+// -1. `reason`: why the step stopped following its plan ("", "went on", "another" or "failed"), at
+// the operator with index `number` and name `name`. See `StepOutcome` in steps/learner.h.
 PyObject* end_step(Session& session) {
     Learner& learner = learner_in(session);
     StepOutcome ended;
@@ -106,11 +106,12 @@ PyObject* end_step(Session& session) {
         ended = learner.end();
     }
     return Py_BuildValue(
-        "LNNnsns",
+        "LNNnLsns",
         static_cast<long long>(ended.key),
         PyBool_FromLong(ended.complete ? 1 : 0),
         PyBool_FromLong(ended.taken ? 1 : 0),
         static_cast<Py_ssize_t>(ended.length),
+        static_cast<long long>(ended.processor_ns),
         said(ended.reason),
         static_cast<Py_ssize_t>(ended.number),
         ended.name

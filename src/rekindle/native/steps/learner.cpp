@@ -96,8 +96,10 @@ StepOutcome Learner::end() {
     StepOutcome ended = std::exchange(outcome_, StepOutcome());
     ended.complete = plan_ && matcher_.complete();
     ended.key = plan_ ? plan_->key : -1;
-    ended.taken = taken_;
     ended.length = begun_ ? op_ids_.size() : 0;
+    if (ended.length > 0) {
+        ended.processor_ns = clock_.elapsed();
+    }
     abandon_plan();
     end_recording();
     begun_ = false;
@@ -110,7 +112,7 @@ void Learner::forget_step() {
     made_.clear();
     transcript_.reset();
     makes_.reset();
-    taken_ = too_long_ = false;
+    outcome_.taken = too_long_ = false;
 }
 
 // -- during a step --------------------------------------------------------------------------------
@@ -137,6 +139,7 @@ void Learner::observe(std::int64_t op_id, const ParsedCall& parsed) {
         if ((op_id & GRAPH) == 0 || (op_id & BACKWARD) != 0) {
             return;  // the operator runs between two steps
         }
+        clock_.start();
         if (wanted_) {
             begin_recording();
         }
@@ -272,7 +275,7 @@ void Learner::abandon_plan() {
 void Learner::take(c10::intrusive_ptr<StepPlan> plan, std::span<const std::int64_t> found) {
     abandon_plan();
     session_.frees.process_pending();  // frees values that only the previous plan kept in memory
-    taken_ = true;
+    outcome_.taken = true;
     const std::vector<std::int64_t>& numbers = plan->numbers;
     const auto here = static_cast<std::size_t>(found.back());
     plan_ = std::move(plan);

@@ -23,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "../base/clock.h"
 #include "../engine/follower.h"
 #include "../memory/observers/transcript.h"
 #include "../memory/session.h"
@@ -65,6 +66,9 @@ struct StepOutcome final {
     bool complete = false;  // all operators of the plan that are part of the autograd graph ran
     bool taken = false;     // the step followed a plan at least in part
     std::size_t length = 0;
+    // Processor time of the thread that ran the step, from its first operator on; negative if
+    // another thread ended it.
+    Nanoseconds processor_ns = -1;
     // Why the step stopped following its last plan. `went_on`: the step had more operators.
     // `another`: the step had other operators. `failed`: an action of the plan raised an error.
     Reason reason = Reason::none;
@@ -158,9 +162,9 @@ private:
     // State of the running step.
     bool begun_ = false;                // a step may begin, or runs (see `begin`)
     bool wanted_ = false;               // the next step is to be recorded
-    bool taken_ = false;                // the step followed a plan at least in part
     bool too_long_ = false;             // the step had more than `longest` operators
     std::vector<std::int64_t> op_ids_;  // numbers of the operators of the step so far
+    ThreadClock clock_;                 // started before the first operator
     // For each operator of the step, the number of storages that the program had made before it.
     std::vector<std::int64_t> made_;
     std::optional<Transcript> transcript_;

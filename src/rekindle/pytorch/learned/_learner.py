@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from array import array
 from itertools import count
+from threading import get_ident
 from typing import NamedTuple, final
 
+from rekindle import _clock
 from rekindle._errors import InvalidTrace
 from rekindle._types import Bytes, Nanoseconds
 from rekindle.engine import Route
+from rekindle.pytorch.devices import is_accelerator
 from rekindle.pytorch.learned._step_plan import StepPlan
 from rekindle.pytorch.learned._step_plans import StepPlans
+from rekindle.pytorch.learned._step_times import StepTime
 from rekindle.pytorch.native import Driver, RouteNumbers, Transcript
 
 
@@ -25,13 +29,14 @@ class _Ended(NamedTuple):
     complete: bool
     taken: bool
     length: int
+    processor_ns: int
     reason: str
     number: int
     name: str
 
 
 class _Step(NamedTuple):
-    """A finished training step: its length, how far it followed a plan, and time lost."""
+    """A finished training step: its length, how far it followed a plan, and its time."""
 
     length: int
     """Number of operators of the step that the core recorded."""
@@ -43,8 +48,8 @@ class _Step(NamedTuple):
     """True if the step followed a plan, at least for a part of its operators."""
     evicting: bool
     """True if at least one storage was evicted during the step."""
-    loss: float
-    """Time to recompute and to wait for copies, divided by computation time."""
+    time: StepTime | None
+    """The time of the step, if it is known."""
 
 
 @final
@@ -79,8 +84,11 @@ class Learner:
     def step(self) -> None:
         """Finish the training step that ends here, and begin the next one."""
         with self._driver.lock:
+            ended_ns = _clock.thread_now()
+            program_ns = ended_ns - self._begun_ns if self._thread == get_ident() else 0
             self._end(over=True)
             self._begin()
+            self.plans.upkeep.add(self._begun_ns - ended_ns, program_ns)
 
     def close(self) -> None:
         """Finish the last step, because the `rekindle.budget` block ends."""
@@ -113,7 +121,8 @@ class Learner:
             f"steps planned   {self.followed:>11}   followed to the end, {self.left} abandoned"
         )
         lines = [f"{planned}, {self.unplanned} without a plan: {share:.0%} of the steps followed"]
-        lines += [f"  {note}" for note in (self.why, self.plans.note) if note]
+        notes = (self.why, self.plans.note, *self.plans.left())
+        lines += [f"  {note}" for note in notes if note]
         return "\n".join(lines)
 
     # -- between two steps; the caller holds the driver's lock ----------------------------------
@@ -122,10 +131,11 @@ class Learner:
         """Pass the plans to the core, and make the core follow or record the next step."""
         self._evictions = self._driver.evictions
         engine = self._driver.engine
-        self._before = engine.compute_ns, engine.recompute_ns + self._waiting_ns()
+        self._before = engine.compute_ns, engine.recompute_ns, self._waiting_ns()
         if self.plans.wanted:
             self._add_plans()
             self._core.begin_step(self._handle, self.plans.wants_more())
+        self._thread, self._begun_ns = get_ident(), _clock.thread_now()
 
     def _end(self, *, over: bool) -> None:
         """End the running step in the core, count it, and continue the search for plans.
@@ -138,7 +148,7 @@ class Learner:
         self._note_reason(ended)
         evicting = self._driver.evictions > self._evictions
         plan = self._plan_of(ended.key)
-        step = _Step(ended.length, plan, ended.complete, ended.taken, evicting, self._loss())
+        step = _Step(ended.length, plan, ended.complete, ended.taken, evicting, self._time(ended))
         self._count(step, over=over)
         self._remember(step)
         self.plans.search(wait=self._wait)
@@ -161,15 +171,21 @@ class Learner:
         """Return the plan that was passed to the core with the number `key`, or None."""
         return next((plan for plan, added in self._added.items() if added[0] == key), None)
 
-    def _loss(self) -> float:
-        """Return the time lost since the start of the step, divided by computation time.
+    def _time(self, ended: _Ended) -> StepTime | None:
+        """Return the time of the finished step, or None if it is unknown or does not matter.
 
-        Time is lost by recomputation and by waiting for swap transfers.
+        With `learn="wait"`, steps follow each plan, so that a second run does the same. On an
+        accelerator, operators run while the program's thread issues the next ones. So a step takes
+        the longer of both times.
         """
-        engine = self._driver.engine
-        computed, before = self._before
-        lost = engine.recompute_ns + self._waiting_ns() - before
-        return lost / max(1, engine.compute_ns - computed)
+        if self._wait or ended.processor_ns < 0:
+            return None
+        engine, (computed, recomputed, waited) = self._driver.engine, self._before
+        recomputing, waiting = engine.recompute_ns - recomputed, self._waiting_ns() - waited
+        busy = ended.processor_ns
+        if is_accelerator(self._driver.device):
+            busy = max(busy, engine.compute_ns - computed + recomputing)
+        return StepTime(busy + waiting, recomputing, waiting)
 
     def _waiting_ns(self) -> Nanoseconds:
         """Return how long the program has waited for swap transfers so far."""
@@ -203,9 +219,9 @@ class Learner:
             return
         if step.plan is not None and step.complete:
             recorded = self._recording() if step.plan.again else None
-            self.plans.along(step.plan, recorded, step.loss)
+            self.plans.along(step.plan, recorded, step.time)
         else:
-            self.plans.over(self._op_ids(), self._recording(), None if step.taken else step.loss)
+            self.plans.over(self._op_ids(), self._recording(), None if step.taken else step.time)
 
     def _op_ids(self) -> list[int]:
         """Return the numbers that identify the operators of the last step, in order."""
@@ -223,13 +239,14 @@ class Learner:
         except InvalidTrace as error:
             self.why = f"the recording of a step is no valid trace: {error}"
             return None
-        return StepPlan(self._op_ids(), starts, numbers, trace)
+        first = next((op.name for op in trace.ops[starts[0] :]), "")
+        return StepPlan(self._op_ids(), starts, numbers, trace, begins_with=first)
 
     def _add_plans(self) -> None:
         """Make the native core know exactly the current plans, or none while they are suspended."""
         added: dict[StepPlan, tuple[int, Route]] = {}
         for plan in () if self.plans.resting else self.plans.shapes:
-            route = plan.route
+            route = plan.route if self._wait else plan.followed
             if route is None:
                 continue
             known = self._added.get(plan)

@@ -31,7 +31,7 @@ try:
 except ImportError:
     fcntl: Any = None
 
-FORMAT: Final = "rekindle plan 6"
+FORMAT: Final = "rekindle plan 7"
 """Version of the file format, to change if numbers of storages or operators get a new meaning."""
 MOST_FILES: Final = 256
 MOST_BYTES: Final = 64 << 20

@@ -81,5 +81,7 @@ class SequenceMatcher:
 
 def is_of(shape: Sequence[int], step: Sequence[int]) -> bool:
     """Return True if the operators of a finished step match those of the recorded step `shape`."""
+    if shape == step:
+        return True
     walk = SequenceMatcher(shape)
     return all(walk.observe(op_id) != MISMATCH for op_id in step) and walk.complete

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
 from rekindle.engine import Route
+from rekindle.pytorch.learned._step_times import Comparison
 from rekindle.trace import Trace
 
 
@@ -25,9 +26,8 @@ class StepPlan:
         route: The plan, once found.
         finished: True if the search has ended, so no better plan will be found.
         again: True if another process aborted the search, so a new recording and search are needed.
-        online_loss: The least loss of steps with these operators that followed no plan. The loss is
-            recomputation time divided by computation time. None: there was no such step.
-        dearer: Number of successive steps that lost more time with the plan than without it.
+        begins_with: Name of the step's first operator, for the user.
+        times: Times of steps with and without the plan, which decide whether to follow it.
     """
 
     op_ids: list[int]
@@ -38,17 +38,18 @@ class StepPlan:
     route: Route | None = None
     finished: bool = False
     again: bool = False
-    online_loss: float | None = None
-    dearer: int = 0
+    begins_with: str = ""
+    times: Comparison = field(default_factory=Comparison)
 
-    def lost_online(self, loss: float | None) -> None:
-        """Update `online_loss` after a step that ran the same operators.
+    @property
+    def followed(self) -> Route | None:
+        """The plan that steps should follow; None if there is none, or if it is slower."""
+        return self.route if self.times.follows else None
 
-        Args:
-            loss: Recomputation time divided by computation time. None: the step followed a plan.
-        """
-        if loss is not None:
-            self.online_loss = loss if self.online_loss is None else min(loss, self.online_loss)
+    def found(self, route: Route) -> None:
+        """Follow the new plan `route` from now on."""
+        self.route = route
+        self.times.begin()
 
     def as_numbers(self) -> dict[str, Any]:
         """Return operators and plan as plain data for a file; `from_numbers` is the inverse."""
@@ -59,7 +60,7 @@ class StepPlan:
             "numbers": self.numbers,
             "route": self.route.as_numbers(),
             "finished": self.finished,
-            "online_loss": self.online_loss,
+            "begins_with": self.begins_with,
         }
 
     @staticmethod
@@ -68,5 +69,5 @@ class StepPlan:
         route, finished = Route.from_numbers(numbers["route"]), numbers["finished"]
         return StepPlan(
             numbers["op_ids"], numbers["starts"], numbers["numbers"], None,
-            route=route, finished=finished, again=not finished, online_loss=numbers["online_loss"],
+            route=route, finished=finished, again=not finished, begins_with=numbers["begins_with"],
         )  # fmt: skip

@@ -18,6 +18,7 @@ from rekindle.pytorch.learned._background import SECONDS, Planning
 from rekindle.pytorch.learned._plan_cache import Claim, PlanCache
 from rekindle.pytorch.learned._sequence_matcher import is_of
 from rekindle.pytorch.learned._step_plan import StepPlan
+from rekindle.pytorch.learned._step_times import StepTime, Upkeep
 
 MOST_PLANS: Final = 8
 """Most recorded steps to keep per budget, and most budgets to keep them for."""
@@ -32,13 +33,6 @@ PATIENCE: Final = 12
 """Number of steps of equal length before steps are recorded, if the user asked for no plans."""
 MOST_LENGTHS: Final = 64
 """Most different step lengths to count before steps are recorded."""
-DEARER: Final = 1.1
-NOISE: Final = 0.02
-"""Largest tolerated loss with a plan: `DEARER` times the loss without it, plus `NOISE`.
-
-A loss is recomputation time divided by computation time. Both are measured, so small differences
-mean nothing.
-"""
 BETWEEN_LOOKS: Final = 0.05
 """Time (s) between checks for a plan that another process is searching for."""
 
@@ -67,6 +61,7 @@ class StepPlans:
     ) -> None:
         self.shapes: list[StepPlan] = []
         self.note = ""  #: why a recorded step has no plan, for `run.report()`
+        self.upkeep = Upkeep()
         self._budget = budget
         self._where = where
         self._plan_cache = plan_cache
@@ -97,7 +92,9 @@ class StepPlans:
     @property
     def wanted(self) -> bool:
         """True if the core should follow or record the next step."""
-        return self._watches > 0 or not self.patient
+        if self.patient and not self._watches:
+            return False
+        return self.upkeep.affordable or any(plan.met_again for plan in self.shapes)
 
     @property
     def resting(self) -> bool:
@@ -106,7 +103,8 @@ class StepPlans:
 
     def wants_more(self) -> bool:
         """Return True if the next step should be recorded."""
-        return self._tries > 0 or any(plan.again for plan in self.shapes)
+        more = self._tries > 0 and self.upkeep.affordable
+        return more or any(plan.again for plan in self.shapes)
 
     def beginning_with(self, op_id: int) -> StepPlan | None:
         """Return the latest plan for steps whose first operator is `op_id`, or None.
@@ -123,7 +121,7 @@ class StepPlans:
     def _beginning_with(self, op_id: int) -> StepPlan | None:
         """Return the latest plan in memory for steps whose first operator is `op_id`, or None."""
         for plan in self.shapes:
-            if plan.route is not None and plan.op_ids[0] == op_id:
+            if plan.followed is not None and plan.op_ids[0] == op_id:
                 return plan
         return None
 
@@ -145,7 +143,7 @@ class StepPlans:
                 self._rest = self._next_rest
                 self._next_rest = min(2 * self._next_rest, LONGEST_PAUSE)
 
-    def over(self, step: list[int], written: StepPlan | None, loss: float | None = None) -> None:
+    def over(self, step: list[int], written: StepPlan | None, time: StepTime | None = None) -> None:
         """Learn from a finished step that needed evictions and followed no plan to its end.
 
         If no two steps run the same operators, the pauses in recording become longer and longer.
@@ -153,18 +151,19 @@ class StepPlans:
         Args:
             step: The numbers of the step's operators.
             written: The recording of the step, or None.
-            loss: Recomputation time divided by computation time. None if a part of the step
-                followed a plan.
+            time: The time of the step. None if it is unknown, or if a part of the step followed a
+                plan.
         """
         if self._waits(len(step)):
             return
         for plan in self.shapes:
             if is_of(plan.op_ids, step):
-                plan.lost_online(loss)
+                # A step that is recorded takes longer.
+                if time is not None and written is None:
+                    plan.times.ran_without_plan(time)
                 self._met_again(plan, written)
                 return
         if written is not None:
-            written.lost_online(loss)
             self.shapes.insert(0, written)
             del self.shapes[MOST_PLANS:]
             self._tries -= 1
@@ -176,19 +175,26 @@ class StepPlans:
         elif self._tries == 0:
             self._tries = TRIES
 
-    def along(self, plan: StepPlan, written: StepPlan | None, loss: float) -> None:
+    def along(self, plan: StepPlan, written: StepPlan | None, time: StepTime | None) -> None:
         """Learn from a finished step that followed `plan` to its end.
 
-        The plan is dropped if several successive steps lost more time with it than without.
+        Args:
+            plan: The plan that the step followed.
+            written: The recording of the step, or None.
+            time: The time of the step, or None if it is unknown.
         """
         self._met_again(plan, written)
-        if plan.online_loss is None or loss <= DEARER * plan.online_loss + NOISE:
-            plan.dearer = 0
-            return
-        plan.dearer += 1
-        if plan.dearer >= TRIES:
-            plan.route = None
-            self.note = "a plan was given up, because it lost more time than the policy alone"
+        if time is not None and written is None:
+            plan.times.ran_with_plan(time)
+
+    def left(self) -> list[str]:
+        """Return for each plan that is left because of its time what was compared."""
+        return [
+            f"the plan of steps of {len(plan.op_ids)} operators that begin with "
+            f"{plan.begins_with} was left: {plan.times.verdict}"
+            for plan in self.shapes
+            if plan.times.verdict
+        ]
 
     def _met_again(self, plan: StepPlan, written: StepPlan | None) -> None:
         """Record that another step had the operators of `plan`, and move `plan` to the front.
@@ -269,6 +275,8 @@ class StepPlans:
             found = self._plan_cache.same(plan)
             if found is not None:
                 claim.release()
+                found.times = plan.times
+                found.times.begin()
                 self.shapes[number] = found
                 self._only(found)
                 return self._start()
@@ -290,7 +298,7 @@ class StepPlans:
         running = planning.running
         route = planning.newest()
         if route is not None:
-            plan.route, plan.dearer = route, 0
+            plan.found(route)
             self._only(plan)
         plan.finished = not running
         if plan.route is not None and (route is not None or plan.finished):

@@ -523,11 +523,12 @@ class Core(Protocol):
         """Allow a training step to begin, and record its operators if `record`."""
         ...
 
-    def end_step(self, driver: Handle, /) -> tuple[int, bool, bool, int, str, int, str]:
-        """End the training step. Return key, complete, taken, length, reason, number, name.
+    def end_step(self, driver: Handle, /) -> tuple[int, bool, bool, int, int, str, int, str]:
+        """End the step. Return key, complete, taken, length, processor_ns, reason, number, name.
 
         key: number of the plan. complete: the step followed the plan to its end. taken: it began to
-        follow the plan. length: number of recorded operators. reason, number and name: why the step
+        follow the plan. length: number of recorded operators. processor_ns: processor time of the
+        step's thread (-1: unknown). reason, number and name: why the step
         deviated from the plan, and at which operator.
         """
         ...
