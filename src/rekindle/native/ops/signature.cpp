@@ -19,6 +19,7 @@
 #include "../torch/raised.h"
 #include "../torch/replay_dispatch_guard.h"
 #include "../torch/versions.h"
+#include "meta_kernels.h"
 #include "operator_call.h"
 #include "parsed_call.h"
 #include "sizes.h"
@@ -238,12 +239,19 @@ Need Signature::predict(
 torch::jit::Stack Signature::run_on_meta(
     std::span<at::Tensor> metas, std::span<const c10::IValue> unkeyed_args
 ) const {
+    const auto is_lazy = [](const at::Tensor& each) { return each.is_conj() || each.is_neg(); };
+    const bool lazy = std::ranges::any_of(metas, is_lazy);
     torch::jit::Stack stack;
     arguments(stack, metas, unkeyed_args);
     on_meta(facts, op, stack);
     // Hide the call of the meta kernel from the program's profiler.
     const at::DisableRecordFunctionGuard unseen;
-    op.callBoxed(stack);
+    // The dispatcher copies conjugated and negated arguments, so only it may call their kernels.
+    if (const c10::KernelFunction* kernel = lazy ? nullptr : meta_kernel_of(op)) {
+        kernel->callBoxed(op, c10::DispatchKeySet(c10::DispatchKey::Meta), &stack);
+    } else {
+        op.callBoxed(stack);
+    }
     return stack;
 }
 
