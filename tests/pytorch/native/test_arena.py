@@ -177,6 +177,39 @@ def test_arena_in_full_small_budget_reuses_its_mapped_pages() -> None:
     assert faults < 1_000
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="counts page faults as Linux does")
+def test_budget_around_each_step_reuses_mapped_pages() -> None:
+    step, _ = deep(128)
+
+    def faults(steps: int) -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(steps):
+            with rekindle.budget("8MiB", learn=False):
+                step()
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    faults(4)
+    assert faults(10) < 1_000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_free_memory_after_budget_is_left_to_the_system() -> None:
+    def lazily_free() -> int:
+        rows = Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines()
+        (row,) = (each for each in rows if each.startswith("LazyFree:"))
+        return int(row.split()[1]) << 10
+
+    with rekindle.budget("4MiB"):
+        torch.ones(100)  # the system has taken memory of earlier budgets, or this budget has it
+    before = lazily_free()
+    with rekindle.budget("64MiB"):
+        torch.ones(5_000_000)
+    assert lazily_free() - before > 19_000_000
+    assert cached() == 0
+    with rekindle.budget("4MiB"):
+        assert cached() <= room(4 * MIB)
+
+
 @pytest.mark.parametrize("amount", [None, "20MiB"])
 def test_budget_of_none_or_arena_false_uses_no_arena(amount: str | None) -> None:
     before = live()

@@ -19,7 +19,7 @@ void Arena::open(Bytes limit) {
 void Arena::close() {
     is_open_.store(false, std::memory_order_relaxed);
     bins_.keep_spares(false);
-    blocks_.limit(0);
+    blocks_.end();
 }
 
 void Arena::limit(Bytes limit) {

@@ -25,7 +25,7 @@ class Arena final {
 public:
     // Begin a budget of `limit` bytes on the CPU.
     void open(Bytes limit);
-    // End the budget and return all cached memory to the system.
+    // End the budget. The system may take the memory that is free from now on.
     void close();
     // Change the limit of the active budget, if a budget is active on the CPU.
     void limit(Bytes limit);
@@ -43,7 +43,7 @@ public:
     // Return true if a budget was ever active on the CPU, so that memory may come from this arena.
     bool was_open() const noexcept { return was_open_.load(std::memory_order_relaxed); }
 
-    // Return the bytes of free memory that is still mapped.
+    // Return the bytes of free memory that the system may not take.
     Bytes cached() const noexcept { return blocks_.cached(); }
 
     // Return the bytes of the blocks in use, including unused parts of these blocks.

@@ -10,6 +10,7 @@
 #include <iterator>
 #include <memory>
 #include <mutex>
+#include <utility>
 
 namespace rekindle {
 
@@ -34,6 +35,16 @@ void unmap(char* address, std::size_t size) noexcept {
     if (munmap(address, size) != 0) {
         madvise(address, size, MADV_DONTNEED);
     }
+}
+
+// Let the system take the pages of a block when it needs memory. Until then they stay mapped.
+// Return false if the system does not support this.
+bool free_lazily([[maybe_unused]] char* address, [[maybe_unused]] std::size_t size) noexcept {
+#ifdef MADV_FREE
+    return madvise(address, size, MADV_FREE) == 0;
+#else
+    return false;
+#endif
 }
 
 // Move the pages at `from` to the address `to`, and free the pages that were at `to`. If the system
@@ -154,6 +165,10 @@ bool Blocks::give(void* address) {
         by_address_.take(address);
         charge(*block, -1);
         block->is_earlier = false;
+        if (ended_) {
+            evicted.blocks.splice(evicted.blocks.end(), live_, block);
+            return true;
+        }
         free_.splice(free_.end(), live_, block);
         join_neighbors(block);
         note_free(block);
@@ -177,6 +192,37 @@ void Blocks::begin() {
             charge(block, 1);
         }
     }
+    if (std::exchange(ended_, false)) {
+        for (const Block& block : free_) {
+            cached_ += static_cast<Bytes>(block.size);
+        }
+    }
+}
+
+void Blocks::end() {
+    Evicted lazy;
+    Evicted refused;
+    {
+        const std::scoped_lock guard(lock_);
+        limit_ = spare_ = 0;
+        while (!free_.empty()) {
+            evict_oldest(lazy);
+        }
+        ended_ = true;
+    }
+    // Meanwhile no thread can get these blocks and write to them.
+    for (auto each = lazy.blocks.begin(); each != lazy.blocks.end();) {
+        const auto block = each++;
+        if (!free_lazily(block->address, block->size)) {
+            refused.blocks.splice(refused.blocks.end(), lazy.blocks, block);
+        }
+    }
+    const std::scoped_lock guard(lock_);
+    for (auto each = lazy.blocks.begin(); each != lazy.blocks.end();) {
+        const auto block = each++;
+        free_.splice(free_.end(), lazy.blocks, block);
+        note_free(block);
+    }
 }
 
 void Blocks::limit(Bytes most) {
@@ -184,7 +230,7 @@ void Blocks::limit(Bytes most) {
     {
         const std::scoped_lock guard(lock_);
         limit_ = most;
-        spare_ = most == 0 ? 0 : SPARE;
+        spare_ = SPARE;
         evict(evicted);
     }
 }
@@ -223,14 +269,18 @@ void Blocks::charge(const Block& block, int times) noexcept {
 
 // Add a free block to the indexes of free blocks.
 void Blocks::note_free(List::iterator block) {
-    cached_ += static_cast<Bytes>(block->size);
+    if (!ended_) {
+        cached_ += static_cast<Bytes>(block->size);
+    }
     block->place = by_size_.emplace(block->size, block);
     by_start_.put(block->address, block);
     by_end_.put(block->address + block->size, block);
 }
 
 void Blocks::note_not_free(List::iterator block) noexcept {
-    cached_ -= static_cast<Bytes>(block->size);
+    if (!ended_) {
+        cached_ -= static_cast<Bytes>(block->size);
+    }
     by_size_.erase(block->place);
     by_start_.take(block->address);
     by_end_.take(block->address + block->size);

@@ -35,8 +35,11 @@ public:
     // Begin a budget. Its limit does not count blocks that are in use since earlier budgets, which
     // are like memory of other allocators: the program may never use them in this budget.
     void begin();
-    // Set the limit in bytes for all blocks, free or in use, which they may exceed by 4 MiB. If the
-    // limit is 0, free blocks are unmapped now, and other blocks as soon as they are freed.
+    // End the budget. The system may take the pages of free blocks from now on. If it has not when
+    // the next budget begins, as for a budget around each step, that budget reuses them without
+    // page faults. Blocks that are freed until then are unmapped.
+    void end();
+    // Set the limit in bytes for all blocks, free or in use, which they may exceed by 4 MiB.
     void limit(Bytes most);
 
     // Set how many bytes of CPU memory the program holds, from this and from other allocators. The
@@ -49,7 +52,7 @@ public:
     // Add `nbytes` to the count of bytes that the program requested and has not freed.
     void note_asked(Bytes nbytes) noexcept { asked_.fetch_add(nbytes, std::memory_order_relaxed); }
 
-    // Return the bytes of free blocks, which are still mapped.
+    // Return the bytes of free blocks whose pages the system may not take.
     Bytes cached() const noexcept { return cached_.load(std::memory_order_relaxed); }
 
     // Return the bytes of blocks in use, including those that the limit does not count.
@@ -92,11 +95,12 @@ private:
     BySize by_size_;                         // Free blocks by size.
     AddressMap<List::iterator> by_start_;    // Free blocks by first address.
     AddressMap<List::iterator> by_end_;      // Free blocks by the address after the block.
+    bool ended_ = true;  // No budget is active; the system may take the pages of free blocks.
     Bytes limit_ = 0;
     Bytes spare_ = 0;                 // Bytes by which all blocks may exceed `limit_`.
     std::atomic<Bytes> mapped_ = 0;   // Bytes of the counted blocks in use.
     std::atomic<Bytes> earlier_ = 0;  // Bytes of blocks in use since earlier budgets.
-    std::atomic<Bytes> cached_ = 0;   // Bytes of all free blocks.
+    std::atomic<Bytes> cached_ = 0;   // Bytes of all free blocks; 0 while `ended_`.
     std::atomic<Bytes> asked_ = 0;    // Bytes that the program requested in counted blocks.
     std::atomic<Bytes> outside_ = 0;  // Bytes that the program holds from other allocators.
 };
