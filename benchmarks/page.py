@@ -339,8 +339,34 @@ def learned() -> str:
         "share of the activations; no schedule recomputes less than the lower bound."
     )
     heads = ["model", "activations", "online", "learned", "lower bound"]
-    parts = ["## Learned schedules", "", said(found), "", text, ""]
-    return "\n".join([*parts, *table_of(heads, rows)]) + "\n"
+    parts = ["## Learned schedules", "", said(found), "", text, "", *table_of(heads, rows), ""]
+    return "\n".join([*parts, *turns()])
+
+
+def turns() -> list[str]:
+    """Return the lines about the time of steps with learned plans and without."""
+    found = load("turns")
+    if not found:
+        return []
+    rows = [
+        [
+            row["model"],
+            f"{row['share']:.0%}",
+            f"{row['online']['median']:.2f}",
+            f"{row['learned']['median']:.2f}",
+            f"{row['learned/online']:.2f}",
+            percent(row["followed"]),
+        ]
+        for row in found["rows"]
+        if "online" in row
+    ]
+    text = (
+        "A learned plan is followed only while it costs no time. Processor time of a step over "
+        "plain, online and with learned plans, which take turns in one process, within a share of "
+        "the activations; and the share of steps that followed a plan."
+    )
+    heads = ["model", "activations", "online", "learned", "learned / online", "followed"]
+    return [said(found), "", text, "", *table_of(heads, rows), ""]
 
 
 def planners() -> str:
