@@ -145,6 +145,16 @@ def test_ended_swap_budget_leaves_no_file_or_thread(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_value_being_copied_as_budget_ends_dies_with_its_tensor(tmp_path: Path) -> None:
+    """A copy in progress, made ahead of an eviction, holds the memory that it reads."""
+    with swapping(tmp_path, 3 * VECTOR, evict="anything") as run:
+        values = [vector(), vector()]
+        assert ways_out(run)
+    check(run)
+    del values
+    assert run.memory == 0
+
+
 @pytest.mark.parametrize("when", others_slow(["being written", "written", "just about to be done"]))
 def test_forked_child_recomputes_swapped_values(
     when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

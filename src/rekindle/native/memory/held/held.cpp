@@ -200,8 +200,21 @@ void Held::bring_all_back() {
     if (eviction) {
         eviction->close();
     }
-    const std::exception_ptr failure =
-        registry_.placeholders == 0 ? std::exception_ptr() : restore_all_placeholders();
+    std::exception_ptr failure;
+    if (frees_.events.swapper != nullptr) {
+        // A copy in progress holds its memory, and nothing would wait for it later.
+        try {
+            frees_.events.swapper->wait_for_all();
+        } catch (const std::exception&) {
+            failure = std::current_exception();
+        }
+        frees_.process_pending();
+    }
+    if (registry_.placeholders != 0) {
+        if (const std::exception_ptr other = restore_all_placeholders(); !failure) {
+            failure = other;
+        }
+    }
     if (eviction) {
         eviction->forget_recipes();
     }
