@@ -14,12 +14,12 @@ from typing import Any, get_args
 import click
 
 from tests.differ.judge import Outcome, judge
+from tests.differ.modes import Evict
 from tests.differ.shrink import report
 from tests.differ.tally import RESULTS, Tally, write_results, write_seeds
 from tests.differ.workers import Work
 from tests.pytorch import cores
 from tests.pytorch.fuzz.lines import random_program
-from tests.pytorch.fuzz.program import Evict
 from tests.pytorch.fuzz.program import modes as fuzz_modes
 from tests.pytorch.hunt.hunt import hunted
 from tests.pytorch.hunt.modes import MODES as HUNT_MODES
@@ -238,7 +238,7 @@ def _database(database: str) -> None:
         type=click.Choice(get_args(Evict)),
         default="saved",
         show_default=True,
-        help="As in rekindle.budget.",
+        help="What makes room; see tests/differ/modes.py.",
     )
     @click.option("--processes", default=2, show_default=True, help="How many at once.")
     @click.option("--save", is_flag=True, help=f"Write {RESULTS}.")

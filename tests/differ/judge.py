@@ -166,7 +166,8 @@ def smallest(
             that was refused, and how many were.
         most: How many budgets may be refused.
         suggests: True if each suggested budget must be larger than the refused one.
-        suggestion: The attribute of `OutOfBudget` that has the budget to try next.
+        suggestion: The attribute of `OutOfBudget` that has the budget to try next; "" to try a
+            slightly larger one, since a smaller budget than the suggested one may do.
 
     Returns:
         The result of the attempt, its budget, and the budgets that were refused.
@@ -177,7 +178,7 @@ def smallest(
             return attempt(budget), budget, refused
         except rekindle.OutOfBudget as error:
             refused.append(budget)
-            suggested = getattr(error, suggestion)
+            suggested = getattr(error, suggestion) if suggestion else budget + budget // 7 + 512
             if suggests and suggested <= budget:
                 raise Wrong(f"refused {budget} bytes, and asked for {suggested}") from error
             budget = max(suggested, larger(budget, len(refused)))
@@ -217,14 +218,15 @@ def complaint(
         if mode.ample:
             excepted = attempt(None if mode.amount == "unlimited" else ROOMY)
         else:
-            first = program.amount(plain, mode, tightness)
+            creeps = mode.amount == "creeping"
+            first = max(1, plain.peak // 8) if creeps else program.amount(plain, mode, tightness)
             excepted, *_ = smallest(
                 attempt,
                 first,
                 program.larger,
                 most=program.most_attempts,
                 suggests=program.suggests,
-                suggestion=program.suggestion,
+                suggestion="" if creeps else program.suggestion,
             )
     except TooLong:
         return Complaint(mode.name, tried[-1] or 0, "given up", excepted=True)
@@ -267,7 +269,8 @@ def _compared(program: Program, plain: Plain, setting: Setting, got: dict[str, A
             raise Wrong(f"the engine's check: {error!r}") from error
         if run.memory < 0:
             raise Wrong(f"the run's memory is {run.memory}")
-        if setting.tracked and not left and list(run._driver.engine.storages):
+        over = setting.tracked and not left and not got["error"]
+        if over and list(run._driver.engine.storages):
             gc.collect()  # reference cycles of the program, such as those of a thread pool
             if stay := list(run._driver.engine.storages):
                 raise Wrong(f"bookkeeping stays: {stay}")

@@ -18,6 +18,16 @@ from tests.pytorch import cores
 from tests.pytorch.tracker import Tracker
 
 ROOMY = 1 << 32  #: a budget in bytes that evicts nothing
+#: What makes room in a budget: values that may be evicted, tensors that move to a file and back
+#: ("moved"), or operators that run in slices ("split").
+Evict = Literal["saved", "auto", "anything", "moved", "split"]
+MOVED = {"evict": "anything", "swap": "1GiB"}
+SPLIT = {"split": "equal"}
+
+
+def evicting(evict: Evict) -> dict[str, Any]:
+    """Return the arguments of `rekindle.budget` for a way to make room."""
+    return MOVED if evict == "moved" else SPLIT if evict == "split" else {"evict": evict}
 
 
 class TooLong(BaseException):
@@ -31,7 +41,8 @@ class Mode:
     Attributes:
         arguments: Arguments of `rekindle.budget`.
         amount: The size of the budget. "roomy" evicts nothing, "tight" is as little as works, and
-            "peak" is what plain PyTorch needs. A number is a share of the peak that a budget
+            "peak" is what plain PyTorch needs. "creeping" is as little as works as well, but each
+            next try is a little larger than the last, whatever `OutOfBudget` suggests. A number is a share of the peak that a budget
             without a limit measures; "unlimited" is that budget.
         everything: True to evict all that may be evicted before each operator, and before autograd
             unpacks each saved tensor.
@@ -43,7 +54,7 @@ class Mode:
 
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    amount: Literal["unlimited", "roomy", "tight", "peak"] | float = "tight"
+    amount: Literal["unlimited", "roomy", "tight", "creeping", "peak"] | float = "tight"
     everything: bool = False
     planned: bool = False
     counted: int = 0
@@ -61,7 +72,8 @@ class Mode:
 
         The memory tracker must then check the size of every storage after each operator.
         """
-        return self.arguments.get("evict") != "saved" and "swap" not in self.arguments
+        evict = self.arguments.get("evict", "saved" if "swap" in self.arguments else "auto")
+        return evict != "saved"
 
     @contextmanager
     def around(self, seed: int = 0) -> Iterator[None]:

@@ -14,7 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from rekindle import OutOfBudget
 from tests.differ.judge import BELOW, Plain
 from tests.differ.judge import Program as Judged
-from tests.differ.modes import Mode, Setting, by_name
+from tests.differ.modes import Evict, Mode, Setting, by_name, evicting
 from tests.pytorch.bits import differing, everything
 from tests.pytorch.tracker import Tracker
 
@@ -42,15 +42,15 @@ EXCHANGED = "set_ or .data = left what was saved unharmed, as hooks that do noth
 #: the same line.
 VIEWS = "a write to one of several views is noticed by its version"
 
-Evict = Literal["saved", "auto", "anything"]
 
 
 def modes(evict: Evict = "auto") -> dict[str, Mode]:
-    """Return the modes in which each program runs, with `evict` of `rekindle.budget`."""
-    chosen = {"evict": evict}
+    """Return the modes in which each program runs."""
+    chosen = evicting(evict)
+    tight: Literal["tight", "creeping"] = "creeping" if evict in ("moved", "split") else "tight"
     return by_name(
         Mode("everything evicted", chosen, "roomy", everything=True, fixed=False),
-        Mode("tight", chosen, fixed=False),
+        Mode("tight", chosen, tight, fixed=False),
     )
 
 

@@ -16,7 +16,7 @@ import torch
 import rekindle
 from rekindle.pytorch.native import core as native_core
 from tests.differ.judge import Outcome, Plain, Program, judge
-from tests.differ.modes import Mode, Setting, by_name, drawn
+from tests.differ.modes import MOVED, SPLIT, Mode, Setting, by_name, drawn
 from tests.pytorch.scenes.layers import WIDTH
 from tests.pytorch.scenes.scenes import SCENES
 from tests.pytorch.scenes.world import World
@@ -59,6 +59,9 @@ MODES = by_name(
     Mode("peak", amount="peak"),
     Mode("learned, tight", {"learn": "wait"}, weight=1),
     Mode("swap, tight", {"swap": "1GiB"}, weight=1),
+    Mode("moved, everything evicted", MOVED, "roomy", everything=True, weight=1),
+    Mode("moved, tight", MOVED, "creeping", weight=1.5),
+    Mode("split, tight", SPLIT, "creeping", weight=1.5),
 )
 
 
@@ -144,6 +147,10 @@ class Scene(Program):
 
     def _play(self, setting: Tallied) -> dict[str, Any]:
         error, world = "", World(self.seed, setting.budget, setting.change)
+        if world.place == "changes":  # the times at which the budget changes are not known here
+            setting.outside = math.inf
+        elif self.name == OUTSIDE:
+            setting.outside = BATCHES_OUTSIDE * world.rows * 8 * WIDTH * torch.float32.itemsize
         copied = deep_copies_counted() if setting.mode is None else nullcontext()
         with copied, setting.whole(), world.running():
             try:
@@ -156,10 +163,6 @@ class Scene(Program):
                     more = int((setting.amount or 0) * 1.1)
                     raise rekindle.OutOfBudget(str(raised), smallest_budget=more) from raised
                 error = f"{type(raised).__name__}: {str(raised).splitlines()[0]}"
-        if world.place == "changes":  # the times at which the budget changes are not known here
-            setting.outside = math.inf
-        elif self.name == OUTSIDE:
-            setting.outside = BATCHES_OUTSIDE * world.rows * 8 * WIDTH * torch.float32.itemsize
         return {**world.left(), "error": error, "drawn": [world.place, *world.drawn]}
 
 

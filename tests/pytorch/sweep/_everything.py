@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rekindle
 from rekindle import Run
+from tests.differ.modes import Evict, evicting
 
 AMPLE = 1 << 40  #: budget in bytes, so large that it causes no evictions itself
-Evict = Literal["saved", "auto", "anything"]
 
 
 def evict_all(run: Run) -> None:
@@ -39,5 +39,7 @@ class _EvictAll(TorchDispatchMode):
 @contextmanager
 def everything_recomputed(evict: Evict = "saved") -> Iterator[Run]:
     """Enter a budget that evicts everything after each operator."""
-    with rekindle.budget(AMPLE, evict=evict) as run, _EvictAll(run):
+    with rekindle.budget(AMPLE, **evicting(evict)) as run, _EvictAll(run):
+        if evict == "moved":  # small tensors move as well then
+            run._driver.core.evict_before_every_op(run._driver.handle, True)
         yield run

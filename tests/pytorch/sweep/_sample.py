@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rekindle import Run
 from tests.pytorch import cores
 from tests.pytorch.bits import differing
-from tests.pytorch.sweep._everything import Evict, everything_recomputed, evict_all
+from tests.differ.modes import Evict
+from tests.pytorch.sweep._everything import everything_recomputed, evict_all
 from tests.pytorch.sweep._exceptions import filled
 from tests.pytorch.sweep._verdict import SEED, Case, Verdict, copies, in_words, versions
 

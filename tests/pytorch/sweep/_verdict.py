@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from tests.pytorch.sweep._everything import Evict
+from tests.differ.modes import Evict
 
 SEED = 20
 T = TypeVar("T")

@@ -16,7 +16,7 @@ import rekindle
 from tests.differ.judge import smallest
 from tests.pytorch import cores
 from tests.pytorch.bits import differing, everything
-from tests.pytorch.sweep._everything import Evict
+from tests.differ.modes import Evict
 from tests.pytorch.sweep._verdict import SEED, Case, Entries, Verdict, drawn, in_words
 from tests.pytorch.tracker import measure
 
