@@ -67,6 +67,27 @@ def test_custom_optimizer_step_on_full_disk_changes_no_state(
     assert differing(ours.state(), plain.state()) == []
 
 
+class Greedy(optim.SGD):
+    """An optimizer that needs much memory before it writes anything."""
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        torch.ones(1 << 20)
+
+
+def test_failed_step_that_wrote_nothing_stays_within_budget() -> None:
+    """To undo it, nothing is written: evicted values that need the weight stay evicted."""
+    weight = torch.rand(1_000, requires_grad=True)
+    weight.grad = torch.zeros(1_000)
+    optimizer = Greedy([weight], 0.1)
+    with rekindle.budget(40_000, evict="anything", learn=False) as run:
+        values = [weight * number for number in range(50)]
+        with pytest.raises(rekindle.OutOfBudget):
+            optimizer.step()
+        assert run.peak <= 40_000
+    assert torch.equal(values[7], weight * 7)
+
+
 def test_failed_custom_optimizer_step_leaves_state_unchanged() -> None:
     ours = Program(Mine)
     ours.backward(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -56,7 +56,7 @@ class Runtime:
         """
         return hidden()
 
-    def unseen(self, func: Callable[..., Tensor], *args: Tensor) -> Tensor:
+    def unseen(self, func: Callable[..., Any], *args: Tensor) -> Any:
         """Run the operator `func` for Rekindle itself, not for the program.
 
         The result counts against the budget, but is never evicted.

@@ -173,7 +173,7 @@ class RuntimeInterface(Protocol):
         """Inside the block, hide operators of this thread from the runtime."""
         ...
 
-    def unseen(self, func: Callable[..., Tensor], *args: Tensor) -> Tensor:
+    def unseen(self, func: Callable[..., Any], *args: Tensor) -> Any:
         """Run the operator `func` for Rekindle itself, not for the program.
 
         The result counts against the budget, but is never evicted.

@@ -28,6 +28,7 @@ from rekindle.pytorch.online._session import RuntimeInterface
 from rekindle.pytorch.tensors import geometry_of, homes_of, whole
 
 _CLONE, _COPY = torch.ops.aten.clone.default, torch.ops.aten.copy_.default
+_EQUAL = torch.ops.aten.equal.default
 
 
 @final
@@ -239,7 +240,9 @@ class Undo:
             if self.driver.moves_state:
                 self.driver.about_to_write_unseen(home)  # which makes it resident
             bytes_before = copy if isinstance(copy, Tensor) else whole(copy.read())
-            self._runtime.unseen(_COPY, whole(home), bytes_before)
+            # Before a write, evicted values that need the old contents would be recomputed.
+            if not self._runtime.unseen(_EQUAL, whole(home), bytes_before):
+                self._runtime.unseen(_COPY, whole(home), bytes_before)
 
         try:
             write()
