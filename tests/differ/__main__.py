@@ -19,6 +19,7 @@ from tests.differ.shrink import report
 from tests.differ.tally import RESULTS, Tally, write_results, write_seeds
 from tests.differ.workers import Work
 from tests.pytorch import cores
+from tests.pytorch.fuzz.large import random_program as large_program
 from tests.pytorch.fuzz.lines import random_program
 from tests.pytorch.fuzz.program import modes as fuzz_modes
 from tests.pytorch.hunt.hunt import hunted
@@ -123,17 +124,23 @@ def _each(option: str, values: Sequence[str]) -> list[str]:
 @_seeded(10_000)
 @click.option("--longest", default=40, show_default=True, help="Most lines of a program.")
 @click.option("--evict", type=click.Choice(get_args(Evict)), default="auto", show_default=True)
-def fuzz(longest: int, evict: Evict, **options: Any) -> None:
+@click.option("--large", is_flag=True, help="Tensors of up to 2 MiB, for operators in slices.")
+def fuzz(longest: int, evict: Evict, large: bool, **options: Any) -> None:
     """Run random programs of single lines."""
+    draw = large_program if large else random_program
 
     def judged(seed: int) -> Outcome:
         rng = Random(seed)
-        program = random_program(rng, longest)
+        program = draw(rng, longest)
+        ways = [*fuzz_modes(evict).values()]
+        if large:  # budgets between the smallest one and the peak
+            ways = ways[1:] * 3
         tightness = rng.choice((1.0, 1.0, rng.random()))
-        return judge(program, [(mode, tightness) for mode in fuzz_modes(evict).values()])
+        tight = [tightness, *(rng.random() for _ in ways[1:])]
+        return judge(program, zip(ways, tight if large else [tightness] * len(ways), strict=True))
 
-    words = ["--longest", str(longest), "--evict", evict]
-    _sweep_seeds("fuzz", judged, words, 200, **options)
+    words = ["--longest", str(longest), "--evict", evict, *(["--large"] if large else [])]
+    _sweep_seeds("fuzz", judged, words, 25 if large else 200, **options)
 
 
 @main.command()

@@ -219,7 +219,9 @@ def complaint(
             excepted = attempt(None if mode.amount == "unlimited" else ROOMY)
         else:
             creeps = mode.amount == "creeping"
-            first = max(1, plain.peak // 8) if creeps else program.amount(plain, mode, tightness)
+            first = program.amount(plain, mode, tightness)
+            if creeps and tightness == 1:
+                first = max(1, plain.peak // 8)
             excepted, *_ = smallest(
                 attempt,
                 first,

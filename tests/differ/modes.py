@@ -42,8 +42,8 @@ class Mode:
         arguments: Arguments of `rekindle.budget`.
         amount: The size of the budget. "roomy" evicts nothing, "tight" is as little as works, and
             "peak" is what plain PyTorch needs. "creeping" is as little as works as well, but each
-            next try is a little larger than the last, whatever `OutOfBudget` suggests. A number is a share of the peak that a budget
-            without a limit measures; "unlimited" is that budget.
+            next try is a little larger than the last, whatever `OutOfBudget` suggests. A number is
+            a share of the peak that a budget without a limit measures; "unlimited" is that budget.
         everything: True to evict all that may be evicted before each operator, and before autograd
             unpacks each saved tensor.
         planned: True to use `rekindle.plan`, with as little memory as works, in place of a budget.

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
+from random import Random
+
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
@@ -9,10 +13,12 @@ from hypothesis import HealthCheck, Phase, given, settings
 from tests.differ.judge import BELOW, Plain, complaint, judge
 from tests.differ.modes import Mode, Setting
 from tests.differ.shrink import report, shrunk
+from tests.helpers import others_slow
 from tests.pytorch import cores
 from tests.pytorch.bits import differing
-from tests.pytorch.fuzz.lines import BUILD, programs
-from tests.pytorch.fuzz.program import DETACHED, EXCHANGED, VIEWS, Program, modes
+from tests.pytorch.fuzz import large
+from tests.pytorch.fuzz.lines import BUILD, SCOPES, SMALL, Lines, programs
+from tests.pytorch.fuzz.program import DETACHED, EXCHANGED, VIEWS, Program, modes, namespace
 from tests.pytorch.planted import wrong_again
 from tests.strategies import examples
 
@@ -227,6 +233,32 @@ def test_random_fuzz_programs_match_pytorch(drawn: tuple[Program, float]) -> Non
     outcome = judge(program, _modes(tightness))
     if outcome.kind == "different":
         pytest.fail(report(outcome))
+
+
+@pytest.mark.parametrize("lines", [SMALL, large.drawn_lines(Random(0))], ids=["small", "large"])
+def test_names_in_lines_of_fuzz_programs_exist(lines: Lines) -> None:
+    """A line with an unknown name would be refused, and left out of every program."""
+    filled = dict.fromkeys(["x", "y", "z", "w", "new", "other"], lines.leaves[0])
+    step = [line.format(**filled) for kind in lines.kinds for line in kind]
+    step += [f"{scope}pass" for scope in SCOPES]
+    nodes = [*ast.walk(ast.parse("\n".join([*lines.build, *step])))]
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    assigned = {name.id for name in names if isinstance(name.ctx, ast.Store)}
+    arguments = {node.arg for node in nodes if isinstance(node, ast.arg)}
+    known = {*namespace(), *vars(builtins), *assigned, *arguments}
+    assert {name.id for name in names} <= known
+
+
+@pytest.mark.parametrize("seed", others_slow(range(20)))
+def test_random_program_of_large_tensors_in_slices_is_equal(seed: int) -> None:
+    threads = torch.get_num_threads()
+    try:
+        program = large.random_program(Random(seed), 25)
+        tight = modes("split")["split, tight"]
+        outcome = judge(program, [(tight, 1.0), (tight, 0.5)])
+    finally:
+        torch.set_num_threads(threads)
+    assert outcome.kind != "different", outcome
 
 
 def test_fuzz_reports_and_shortens_program_with_planted_defect() -> None:

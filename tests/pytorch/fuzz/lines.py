@@ -7,6 +7,7 @@ program first and mostly omitted if it raises there. So lines need no rules abou
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -375,41 +376,90 @@ def programs(draw: st.DrawFn, *, longest: int = 40) -> tuple[Program, float]:
     return random_program(rng, longest), rng.choice((1.0, 1.0, rng.random()))
 
 
+@dataclass(frozen=True)
+class Lines:
+    """The lines of which programs of one kind consist.
+
+    Attributes:
+        build: The lines that run before the budget.
+        leaves: Names of tensors that require a gradient from the start.
+        kinds: Templates, each in a group; a group is drawn first.
+        most_numbers: The most elements of a tensor.
+        first: The lines with which a program begins.
+    """
+
+    build: tuple[str, ...]
+    leaves: tuple[str, ...]
+    kinds: tuple[tuple[str, ...], ...]
+    most_numbers: int
+    first: tuple[str, ...] = ()
+
+    def program(self, rng: Random, longest: int) -> Program:
+        """Draw a program of up to `longest` lines, then a backward pass from some tensors."""
+        space = namespace()
+        torch.manual_seed(20)
+        for line in self.build:
+            exec(line, space)
+        step = [*self.first]
+        run_lines(self.first, space)
+        for _ in range(rng.randint(4, longest)):
+            line = self._line(rng, space)
+            trial = dict(space)
+            raised = run_lines((line,), trial)
+            if not raised and not any(isinstance(value, Tensor) for value in trial.values()):
+                continue  # the line would delete the last tensor
+            if raised or self._has_too_large(trial):
+                if "modified by an inplace" in raised or rng.random() < 0.02:
+                    step.append(_attempt(line))
+                    run_lines((step[-1],), space)
+                continue
+            space = trial
+            step.append(line)
+        return Program(self.build, (*step, *self._ending(rng, space)))
+
+    def _line(self, rng: Random, space: dict[str, Any]) -> str:
+        template = rng.choice(rng.choice(self.kinds))
+        tensors = [name for name, value in space.items() if isinstance(value, Tensor)]
+        tracked = [name for name in tensors if space[name].requires_grad]
+        made = [name for name in tracked if name not in self.leaves]
+        likely = [*tensors, *tracked * 2, *made * 5, *made[-3:] * 5]
+        names = {name: rng.choice(likely) for name in "xyz"}
+        names["w"] = rng.choice(self.leaves)
+        names["new"] = _name(rng, tensors)
+        names["other"] = _name(rng, tensors)
+        line = template.format(**names)
+        return rng.choice(SCOPES) + line if rng.random() < 0.06 else line
+
+    def _ending(self, rng: Random, space: dict[str, Any]) -> list[str]:
+        """Add up some tensors that require a gradient to a loss; mostly delete names before."""
+        tensors = [name for name, value in space.items() if isinstance(value, Tensor)]
+        wanting = [
+            name for name in tensors if space[name].requires_grad and name not in self.leaves
+        ]
+        if not wanting:
+            return []
+        chosen = rng.sample(wanting, min(len(wanting), rng.randint(1, 6)))
+        lines = [f"loss = {' + '.join(f'{name}.abs().sum()' for name in chosen)}"]
+        going = [name for name in tensors if name.startswith("v")]
+        if going and rng.random() < 0.8:
+            lines += [f"del {', '.join(going)}", "held.clear()"]
+        if rng.random() < 0.3:
+            lines.append("loss.backward(retain_graph=True)")
+        return [*lines, "loss.backward()"]
+
+    def _has_too_large(self, space: dict[str, Any]) -> bool:
+        return any(
+            isinstance(value, Tensor) and value.numel() > self.most_numbers
+            for value in space.values()
+        )
+
+
+SMALL = Lines(BUILD, LEAVES, KINDS, MOST_NUMBERS)
+
+
 def random_program(rng: Random, longest: int) -> Program:
     """Draw a program like `programs`, from a random generator."""
-    space = namespace()
-    torch.manual_seed(20)
-    for line in BUILD:
-        exec(line, space)
-    step: list[str] = []
-    for _ in range(rng.randint(4, longest)):
-        line = _line(rng, space)
-        trial = dict(space)
-        raised = run_lines((line,), trial)
-        if not raised and not any(isinstance(value, Tensor) for value in trial.values()):
-            continue  # the line would delete the last tensor
-        if raised or _too_large(trial):
-            if "modified by an inplace" in raised or rng.random() < 0.02:
-                step.append(_attempt(line))
-                run_lines((step[-1],), space)
-            continue
-        space = trial
-        step.append(line)
-    return Program(BUILD, (*step, *_ending(rng, space)))
-
-
-def _line(rng: Random, space: dict[str, Any]) -> str:
-    template = rng.choice(rng.choice(KINDS))
-    tensors = [name for name, value in space.items() if isinstance(value, Tensor)]
-    tracked = [name for name in tensors if space[name].requires_grad]
-    made = [name for name in tracked if name not in LEAVES]
-    likely = [*tensors, *tracked * 2, *made * 5, *made[-3:] * 5]
-    names = {name: rng.choice(likely) for name in "xyz"}
-    names["w"] = rng.choice(LEAVES)
-    names["new"] = _name(rng, tensors)
-    names["other"] = _name(rng, tensors)
-    line = template.format(**names)
-    return rng.choice(SCOPES) + line if rng.random() < 0.06 else line
+    return SMALL.program(rng, longest)
 
 
 def _name(rng: Random, tensors: list[str]) -> str:
@@ -428,26 +478,4 @@ def _attempt(line: str) -> str:
     return (
         f"try:\n    {line}\nexcept REFUSED as error:\n    {passed_on}\n"
         "    log.append(type(error).__name__)"
-    )
-
-
-def _ending(rng: Random, space: dict[str, Any]) -> list[str]:
-    """Add up some tensors that require a gradient to a loss; mostly delete their names before."""
-    tensors = [name for name, value in space.items() if isinstance(value, Tensor)]
-    wanting = [name for name in tensors if space[name].requires_grad and name not in LEAVES]
-    if not wanting:
-        return []
-    chosen = rng.sample(wanting, min(len(wanting), rng.randint(1, 6)))
-    lines = [f"loss = {' + '.join(f'{name}.abs().sum()' for name in chosen)}"]
-    going = [name for name in tensors if name.startswith("v")]
-    if going and rng.random() < 0.8:
-        lines += [f"del {', '.join(going)}", "held.clear()"]
-    if rng.random() < 0.3:
-        lines.append("loss.backward(retain_graph=True)")
-    return [*lines, "loss.backward()"]
-
-
-def _too_large(space: dict[str, Any]) -> bool:
-    return any(
-        isinstance(value, Tensor) and value.numel() > MOST_NUMBERS for value in space.values()
     )

@@ -8,11 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
 
+import rekindle
 from rekindle import OutOfBudget
-from tests.differ.judge import BELOW, Plain
+from tests.differ.judge import BELOW, Complaint, Plain
 from tests.differ.judge import Program as Judged
 from tests.differ.modes import Evict, Mode, Setting, by_name, evicting
 from tests.pytorch.bits import differing, everything
@@ -41,16 +44,19 @@ EXCHANGED = "set_ or .data = left what was saved unharmed, as hooks that do noth
 #: Saved-tensor hooks do not read it, so a budget raises the error of the version check instead, at
 #: the same line.
 VIEWS = "a write to one of several views is noticed by its version"
-
+#: With `split="equal"`, a variable may hold a value that was never in memory as a whole. If the
+#: program then writes a tensor that the value needs, reading the value raises an error.
+LOST = "a value without room was read after a write to a tensor that it needs"
+LOST_ERRORS = ("cannot be computed any more", "evicted by rekindle.budget")
 
 
 def modes(evict: Evict = "auto") -> dict[str, Mode]:
     """Return the modes in which each program runs."""
-    chosen = evicting(evict)
+    chosen, of = evicting(evict), "" if evict == "auto" else f"{evict}, "
     tight: Literal["tight", "creeping"] = "creeping" if evict in ("moved", "split") else "tight"
     return by_name(
-        Mode("everything evicted", chosen, "roomy", everything=True, fixed=False),
-        Mode("tight", chosen, tight, fixed=False),
+        Mode(f"{of}everything evicted", chosen, "roomy", everything=True, fixed=False),
+        Mode(f"{of}tight", chosen, tight, fixed=False),
     )
 
 
@@ -163,6 +169,10 @@ class Program(Judged):
         found["facts"] = [(name, *_facts(results, name)) for name in results]
         return found
 
+    def known(self, found: Complaint) -> str:
+        lost = found.mode.startswith("split") and any(each in found.text for each in LOST_ERRORS)
+        return LOST if lost else ""
+
     def excuse(self, plain: Plain, setting: Setting, got: dict[str, Any], names: list[str]) -> str:
         below = differing(got, plain.below)
         # A budget bumps version counters that a dispatch mode leaves unchanged, so the versions in
@@ -232,7 +242,8 @@ def keep(tensor: Tensor) -> Tensor:
 def namespace() -> dict[str, Any]:
     """Return the names that a program may use from the start."""
     public = {name: value for name, value in globals().items() if not name.startswith("_")}
-    return {**public, "held": [], "log": []}
+    used = {"F": F, "checkpoint": checkpoint, "rekindle": rekindle}  # only by lines of programs
+    return {**public, **used, "held": [], "log": []}
 
 
 def run_lines(lines: tuple[str, ...], space: dict[str, Any]) -> str:

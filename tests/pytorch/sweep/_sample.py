@@ -13,9 +13,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rekindle import Run
+from tests.differ.modes import Evict
 from tests.pytorch import cores
 from tests.pytorch.bits import differing
-from tests.differ.modes import Evict
 from tests.pytorch.sweep._everything import everything_recomputed, evict_all
 from tests.pytorch.sweep._exceptions import filled
 from tests.pytorch.sweep._verdict import SEED, Case, Verdict, copies, in_words, versions

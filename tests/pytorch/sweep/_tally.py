@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from tests.differ.tally import Tally
 from tests.differ.modes import Evict
+from tests.differ.tally import Tally
 from tests.pytorch.sweep._exceptions import NOT_HERE, NOTHING_TO_RECOMPUTE, Exempt
 from tests.pytorch.sweep._verdict import Case
 

@@ -14,9 +14,9 @@ from torch.testing._internal.common_optimizers import OptimizerInfo, optim_db
 
 import rekindle
 from tests.differ.judge import smallest
+from tests.differ.modes import Evict
 from tests.pytorch import cores
 from tests.pytorch.bits import differing, everything
-from tests.differ.modes import Evict
 from tests.pytorch.sweep._verdict import SEED, Case, Entries, Verdict, drawn, in_words
 from tests.pytorch.tracker import measure
 
