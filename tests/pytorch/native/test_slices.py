@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 import torch
@@ -238,6 +239,48 @@ def test_every_budget_above_slices_suffices(name: str, part: float) -> None:
         found = step()
     assert same(found, expected)
     assert tally.within <= budget
+
+
+SUMS: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Tensor]]] = {
+    "columns": ((2000, 300), lambda y: y.sum(0)),
+    "pairs of columns": ((1000, 217, 4), lambda y: y.sum(0)),
+    "two axes": ((30, 40, 100, 10), lambda y: y.mean((0, 1))),
+    "first and last": ((400, 30, 40), lambda y: y.sum((0, 2))),
+    "rows between": ((40, 5, 60, 50), lambda y: y.sum((0, 2))),
+    "reversed": ((60, 50, 400), lambda y: y.permute(2, 1, 0).sum(1)),
+    "long rows": ((5, 100_000), lambda y: y.sum(1)),
+}
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("name", SUMS)
+def test_sum_of_value_without_room_is_equal(name: str, threads: int) -> None:
+    """Kernels add up the last columns in another order if they fill no vector register."""
+    shape, operator = SUMS[name]
+    torch.manual_seed(20)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for share in range(1, 10):
+            x = torch.randn(shape)
+            expected = operator(x * 2)
+            room = x.nbytes + expected.nbytes + x.nbytes * share // 10
+            with suppress(rekindle.OutOfBudget), rekindle.budget(room, learn=False, split="equal"):
+                assert same(operator(x * 2), expected)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("kind", [torch.softmax, torch.log_softmax])
+def test_softmax_along_first_axis_without_room_is_equal(
+    kind: Callable[[Tensor, int], Tensor],
+) -> None:
+    torch.manual_seed(20)
+    for _ in range(10):
+        x = torch.randn(1024, 200)
+        with rekindle.budget(x.nbytes + 256, learn=False, split="equal"):
+            found = kind(x, 0)
+        assert same(found, kind(x, 0))
 
 
 LARGE = (512, 4096)  # shape of a value without room: 8 MiB

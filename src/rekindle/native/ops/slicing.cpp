@@ -228,6 +228,54 @@ std::optional<Grain> grain_of_blocks(const Geometry& whole, int axis, std::uint3
     return Grain{unit, std::max(unit, (positions + unit - 1) / unit * unit)};
 }
 
+constexpr std::int64_t COLUMNS = 64;  // at least two vector registers of any dtype
+
+// Return which slices consist of whole blocks of columns, if `beside` columns belong to each
+// position of the axis.
+Grain grain_of_columns(std::int64_t beside) {
+    const std::int64_t unit = COLUMNS / std::gcd(COLUMNS, beside);
+    return {unit, std::max<std::int64_t>(unit, 2)};
+}
+
+// Softmax computes vector registers of rows that lie side by side: those on axes after its own.
+std::optional<Grain> grain_of_rows(const Slicing& slicing, int axis, std::uint32_t fixed) {
+    const auto& sizes = slicing.results[0].sizes;
+    const auto own = std::ranges::find_if(slicing.axes, [](const auto& each) { return !each; });
+    if (axis <= own - slicing.axes.begin()) {
+        return Grain();
+    }
+    std::int64_t beside = 1;
+    for (std::size_t i = static_cast<std::size_t>(axis) + 1; i < sizes.size(); ++i) {
+        beside *= sizes[i];
+    }
+    // Between fixed positions, what is left over is not at the end of the whole.
+    if (fixed != 0 && sizes[static_cast<std::size_t>(axis)] * beside % COLUMNS != 0) {
+        return {};
+    }
+    return grain_of_columns(beside);
+}
+
+// A sum of columns computes blocks of columns, and what is left over in another order. A slice with
+// a single position has one axis fewer to the kernel, which may then choose another order.
+Grain grain_of_reduction(const Geometry& input, const Slicing& slicing, int axis) {
+    std::vector<bool> reduced(input.sizes.size(), true);
+    for (const std::optional<ArgumentAxes>& each : slicing.axes) {
+        if (each) {
+            reduced[static_cast<std::size_t>((*each)[0])] = false;
+        }
+    }
+    // NOLINTNEXTLINE(bugprone-unchecked-optional-access): the caller has checked the axis
+    const auto own = static_cast<std::size_t>((*slicing.axes[static_cast<std::size_t>(axis)])[0]);
+    bool is_column = input.strides[own] <= 1;
+    std::int64_t beside = 1;
+    for (std::size_t i = 0; i < reduced.size(); ++i) {
+        const bool outside = input.strides[i] > input.strides[own];
+        is_column = is_column || (reduced[i] && outside && input.sizes[i] > 1);
+        beside *= reduced[i] || outside || i == own ? 1 : input.sizes[i];
+    }
+    return is_column ? grain_of_columns(beside) : Grain{1, 2};
+}
+
 }  // namespace
 
 std::optional<Grain> grain_of_kernel(
@@ -239,7 +287,6 @@ std::optional<Grain> grain_of_kernel(
     std::uint32_t fixed
 ) {
     constexpr std::int64_t matrix = 16;
-    constexpr std::int64_t columns = 64;
     const Geometry& result = slicing.results[0];
     switch (rule_of(facts, op)) {
         case Rule::product:
@@ -248,12 +295,11 @@ std::optional<Grain> grain_of_kernel(
                                                                          : Grain();
         case Rule::pointwise:
             return slicing.blockwise ? grain_of_blocks(result, axis, fixed) : Grain();
-        case Rule::reduction: {
-            // NOLINTNEXTLINE(bugprone-unchecked-optional-access): the caller has checked the axis
-            const auto own = (*slicing.axes[static_cast<std::size_t>(axis)])[0];
-            const bool inner = arguments[0].strides[static_cast<std::size_t>(own)] == 1;
-            return inner ? Grain{columns, columns} : Grain();
-        }
+        case Rule::rows:
+            return grain_of_rows(slicing, axis, fixed);
+        case Rule::reduction:
+            return fixed == 0 ? std::optional(grain_of_reduction(arguments[0], slicing, axis))
+                              : std::nullopt;
         default:
             return Grain();
     }

@@ -84,10 +84,10 @@ Padding padding_of(const Facts& facts, std::span<const c10::IValue> given);
 bool reads_only_shape(const Facts& facts, std::size_t index);
 // Return which slices along `axis` the operator's kernel computes as it computes the whole, if
 // there is only one position on the axes in the mask `fixed`. Products of few rows or columns have
-// kernels of their own. Sums of columns are computed in blocks of columns, and what is left over in
-// another order. Kernels of pointwise operators compute whole vector registers of elements, and
-// what is left over at the end, and at the end of each thread's share, in another way
-// (`Slicing::blockwise`). Return none if slices along `axis` cannot repeat that.
+// kernels of their own. Sums of columns, and softmax of columns, are computed in blocks of columns,
+// and what is left over in another way. Kernels of pointwise operators compute whole vector
+// registers of elements, and what is left over at the end, and at the end of each thread's share,
+// in another way (`Slicing::blockwise`). Return none if slices along `axis` cannot repeat that.
 std::optional<Grain> grain_of_kernel(
     const Facts& facts,
     const c10::OperatorHandle& op,
