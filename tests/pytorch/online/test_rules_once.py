@@ -174,7 +174,9 @@ NORMS: dict[str, Callable[[], nn.Module]] = {
     "instance norm": lambda: nn.InstanceNorm1d(8, affine=True, track_running_stats=True),
     "lazy": lambda: nn.LazyBatchNorm1d(),
     "in double": lambda: nn.BatchNorm1d(8).double(),
+    "of bfloat16": lambda: nn.BatchNorm1d(8, affine=False),
 }
+DTYPES = {"in double": torch.float64, "of bfloat16": torch.bfloat16}
 
 
 @pytest.mark.parametrize("name", NORMS)
@@ -187,7 +189,7 @@ def test_batch_norm_updates_its_statistics_once(name: str) -> None:
     def program() -> Step:
         norms = nn.ModuleList(NORMS[name]() for _ in range(4))
         weight = torch.rand(50, 8, 5, requires_grad=True)
-        dtype = torch.float64 if name == "in double" else torch.float32
+        dtype = DTYPES.get(name, torch.float32)
 
         def step() -> object:
             losses = []

@@ -677,9 +677,10 @@ void Operation::register_made(std::span<const Made> made, Nanoseconds cost) {
     }
     // A recomputation passes scratch tensors to the operator in place of the running statistics.
     Bytes scratch = 0;
-    if (recording_ && facts_.written != 0) {
+    if (recording_ && facts_.has(Traits::STATISTICS)) {
         for (const std::uint32_t position : parsed_.written) {
-            scratch += input(position)->nbytes;
+            const Geometry& statistic = parsed_.signature->geometries[position];
+            scratch += needs_scratch(*parsed_.signature, statistic) ? input(position)->nbytes : 0;
         }
     }
     session_.storages.admit(call, parsed_.signature->workspace + scratch);

@@ -51,7 +51,7 @@ StoragePtr input_storage(StorageRecord& record) {
 // Return a tensor to pass to a recomputation in place of running statistics, such as those of batch
 // norm: an undefined tensor if the operator allows that, else a scratch tensor.
 at::Tensor scratch_statistics(const Recipe& recipe, const Geometry& geometry) {
-    if (recipe.facts->written == 0) {
+    if (!needs_scratch(*recipe.signature, geometry)) {
         return {};
     }
     const ReplayDispatchGuard guard(false);

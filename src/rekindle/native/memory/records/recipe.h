@@ -102,6 +102,13 @@ inline Recipe& recipe_of(Call& call) noexcept {
 // Return true if `recipe`, which computes its single result as a whole, could do so in slices.
 bool can_run_in_slices(const Recipe& recipe);
 
+// Return true if a recomputation passes scratch tensors in place of the running statistics, of
+// which one has the geometry `statistic`. Else it passes none: but the dtypes of the results follow
+// from statistics that are more precise than the input.
+inline bool needs_scratch(const Signature& signature, const Geometry& statistic) {
+    return signature.facts.written != 0 || signature.geometries[0].dtype != statistic.dtype;
+}
+
 // `Kernel` runs the kernel of a recomputation. `Calling` is the type of the caller's function that
 // runs the kernel, given the storages of its operands.
 using Kernel = c10::function_ref<void()>;
