@@ -249,13 +249,14 @@ def test_names_in_lines_of_fuzz_programs_exist(lines: Lines) -> None:
     assert {name.id for name in names} <= known
 
 
-@pytest.mark.parametrize("seed", others_slow(range(20)))
+#: 57: softmax of columns; 120: a product with three threads.
+@pytest.mark.parametrize("seed", others_slow([57, 120, *range(20)]))
 def test_random_program_of_large_tensors_in_slices_is_equal(seed: int) -> None:
-    threads = torch.get_num_threads()
+    rng, threads = Random(seed), torch.get_num_threads()
     try:
-        program = large.random_program(Random(seed), 25)
+        program = large.random_program(rng, 40)
         tight = modes("split")["split, tight"]
-        outcome = judge(program, [(tight, 1.0), (tight, 0.5)])
+        outcome = judge(program, [(tight, 1.0), (tight, rng.random()), (tight, rng.random())])
     finally:
         torch.set_num_threads(threads)
     assert outcome.kind != "different", outcome

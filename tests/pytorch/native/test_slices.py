@@ -271,6 +271,28 @@ def test_sum_of_value_without_room_is_equal(name: str, threads: int) -> None:
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3, 4, 8])
+def test_product_in_slices_is_equal_with_any_threads(threads: int) -> None:
+    torch.manual_seed(20)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for columns in (512, 1000, 1500):
+            x, weight = torch.randn(32, 64), torch.randn(64, columns)
+            expected = torch.relu(x @ weight)
+            for share in range(1, 10):
+                room = x.nbytes + weight.nbytes + expected.nbytes * share // 10
+                with (
+                    suppress(rekindle.OutOfBudget),
+                    rekindle.budget(room, learn=False, split="equal"),
+                ):
+                    found = torch.relu(x @ weight)
+                    assert same(found.t() @ torch.ones(32, 2), expected.t() @ torch.ones(32, 2))
+                    assert same(found, expected)
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("kind", [torch.softmax, torch.log_softmax])
 def test_softmax_along_first_axis_without_room_is_equal(
     kind: Callable[[Tensor, int], Tensor],

@@ -237,6 +237,16 @@ Grain grain_of_columns(std::int64_t beside) {
     return {unit, std::max<std::int64_t>(unit, 2)};
 }
 
+// More than two threads divide the columns of a product among them. The bits then depend on where
+// one thread's columns end, so no slice of columns repeats those of the whole.
+std::optional<Grain> grain_of_product(int axes, int axis) {
+    constexpr std::int64_t matrix = 16;
+    if (axis == axes - 1 && at::get_num_threads() > 2) {
+        return {};
+    }
+    return axis >= axes - 2 ? Grain{1, matrix} : Grain();
+}
+
 // Softmax computes vector registers of rows that lie side by side: those on axes after its own.
 std::optional<Grain> grain_of_rows(const Slicing& slicing, int axis, std::uint32_t fixed) {
     const auto& sizes = slicing.results[0].sizes;
@@ -286,13 +296,11 @@ std::optional<Grain> grain_of_kernel(
     int axis,
     std::uint32_t fixed
 ) {
-    constexpr std::int64_t matrix = 16;
     const Geometry& result = slicing.results[0];
     switch (rule_of(facts, op)) {
         case Rule::product:
         case Rule::products:
-            return std::cmp_greater_equal(axis + 2, result.sizes.size()) ? Grain{1, matrix}
-                                                                         : Grain();
+            return grain_of_product(static_cast<int>(result.sizes.size()), axis);
         case Rule::pointwise:
             return slicing.blockwise ? grain_of_blocks(result, axis, fixed) : Grain();
         case Rule::rows:
