@@ -357,3 +357,17 @@ def test_operator_reads_value_without_room(name: str, threads: int) -> None:
         torch.set_num_threads(before)
     assert same(found, expected)
     assert tally.within <= 6 << 20
+
+
+def test_report_names_operators_that_ran_in_slices() -> None:
+    with rekindle.budget(STATE + SCORES // 2, learn=False, split="equal") as run:
+        results(*drawn(), functional.cross_entropy)
+    report = str(run.report())
+    assert "Operators that had no room as a whole ran in slices: " in report
+    assert "nll_loss_forward (1 call in up to" in report
+
+
+def test_report_of_run_with_room_names_no_slices() -> None:
+    with rekindle.budget(STATE + 10 * SCORES, learn=False, split="equal") as run:
+        results(*drawn(), functional.cross_entropy)
+    assert "in slices" not in str(run.report())

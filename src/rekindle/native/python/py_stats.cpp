@@ -203,6 +203,27 @@ PyObject* kept(const Session& session) {
     return list.give();
 }
 
+// Return the operators that ran in slices: name, number of calls, most slices of a call, time (ns).
+PyObject* sliced(const Session& session) {
+    std::vector<SlicedRun> found;
+    {
+        const Locked lock;
+        found = session.observers.sliced_runs.groups();
+    }
+    Object list(PyList_New(0));
+    for (const SlicedRun& each : found) {
+        const Object entry(Py_BuildValue(
+            "sLLL",
+            each.facts->name.c_str(),
+            static_cast<long long>(each.calls),
+            static_cast<long long>(each.slices),
+            static_cast<long long>(each.time)
+        ));
+        must(PyList_Append(list.get(), entry.get()) == 0);
+    }
+    return list.give();
+}
+
 // Let operators be tried again whose results are kept because of a trial.
 void reopen_trials() {
     const Locked lock;
@@ -254,6 +275,7 @@ PyMethodDef* stats_methods() {
         method<functions::set_peak>("set_peak"),
         method<functions::evicted_bytes>("evicted_bytes"),
         method<functions::kept>("kept"),
+        method<functions::sliced>("sliced"),
         method<functions::last_unit>("last_unit"),
         method<functions::reopen_trials>("reopen_trials"),
         method<functions::audit>("audit"),

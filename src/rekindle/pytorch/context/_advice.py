@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from rekindle._types import Bytes
-from rekindle._units import format_bytes
+from rekindle._units import format_bytes, format_ns
 from rekindle.pytorch.devices import accelerator, is_accelerator
-from rekindle.pytorch.native import Kept
+from rekindle.pytorch.native import Kept, Sliced
 from rekindle.pytorch.online import FOR_KEPT, KEPT, OPTIMIZER, PROGRAM
 
 #: Fraction of the peak of memory. A category of memory above it gets a sentence of advice.
@@ -100,6 +100,21 @@ def on_kept(operators: Sequence[Kept], functions: Mapping[str, str]) -> tuple[st
         for name, why in functions.items()
     ]
     return tuple(sentences)
+
+
+def on_sliced(operators: Sequence[Sliced]) -> tuple[str, ...]:
+    """Return a sentence on the operators that ran in slices, because they had no room."""
+    if not operators:
+        return ()
+    shown = ", ".join(
+        f"{each.operator} ({each.calls} call{'s' * (each.calls != 1)} in up to {each.slices} "
+        f"slice{'s' * (each.slices != 1)}, {format_ns(each.time)})"
+        for each in sorted(operators, key=lambda each: -each.time)
+    )
+    return (
+        f"Operators that had no room as a whole ran in slices: {shown}. With more memory they "
+        "take less time.",
+    )
 
 
 def _on_categories(peak: Bytes, held: Mapping[str, Bytes]) -> Iterator[tuple[Bytes, str]]:

@@ -17,6 +17,7 @@ from rekindle.pytorch.context._advice import (
     on_kept,
     on_lost_key,
     on_shortfall,
+    on_sliced,
 )
 from rekindle.pytorch.native import Driver
 from rekindle.pytorch.online import (
@@ -71,6 +72,7 @@ def report_of(
             *_on_shortfall(driver, budget),
             *on_lost_key(engine.now().rejoined),
             *on_kept(driver.kept, driver.functions_kept),
+            *on_sliced(driver.sliced),
             *advice_on(at_peak.memory, at_peak.categories, driver.device),
         ),
     )

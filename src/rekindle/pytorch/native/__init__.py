@@ -13,6 +13,7 @@ from rekindle.pytorch.native._core import why_no_native_core as why_no_native_co
 from rekindle.pytorch.native._core import why_not as why_not
 from rekindle.pytorch.native._driver import Driver as Driver
 from rekindle.pytorch.native._driver import Kept as Kept
+from rekindle.pytorch.native._driver import Sliced as Sliced
 from rekindle.pytorch.native._functions import functions_recomputed as functions_recomputed
 from rekindle.pytorch.native._functions import recomputable as recomputable
 from rekindle.pytorch.native._higher import is_seen as is_seen

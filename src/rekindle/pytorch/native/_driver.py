@@ -84,6 +84,22 @@ class Kept(NamedTuple):
     nbytes: Bytes
 
 
+class Sliced(NamedTuple):
+    """An operator that ran in slices, because it had no room as a whole.
+
+    Attributes:
+        operator: The name of the operator.
+        calls: The number of its calls so far that ran in slices. A recomputation counts too.
+        slices: The most slices of one call.
+        time: The time of these calls (ns), with what they computed in slices to read it.
+    """
+
+    operator: str
+    calls: int
+    slices: int
+    time: Nanoseconds
+
+
 class Backoff(NamedTuple):
     """How often the device had less memory than the budget.
 
@@ -298,6 +314,14 @@ class Driver:
             for name, why, calls, nbytes in self.core.kept(self.handle)
             # leave out custom autograd functions, which are listed in `functions_kept`
             if not name.startswith(UNITS)
+        ]
+
+    @property
+    def sliced(self) -> list[Sliced]:
+        """The operators that ran in slices, because they had no room as a whole."""
+        return [
+            Sliced(shown_name(name), calls, slices, time)
+            for name, calls, slices, time in self.core.sliced(self.handle)
         ]
 
     @property

@@ -458,6 +458,10 @@ class Core(Protocol):
         """Return name, reason, calls, bytes of each operator whose results are never evicted."""
         ...
 
+    def sliced(self, driver: Handle, /) -> list[tuple[str, int, int, Nanoseconds]]:
+        """Return name, calls, most slices, time (ns) of each operator that ran in slices."""
+        ...
+
     def reopen_trials(self) -> None:
         """Let operators be tried again whose results are kept because of a trial."""
         ...

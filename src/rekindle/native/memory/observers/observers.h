@@ -12,6 +12,7 @@
 #include "../../engine/samples.h"
 #include "audit.h"
 #include "kept_calls.h"
+#include "sliced_runs.h"
 #include "lost_time.h"
 #include "module_tensors.h"
 #include "notifications.h"
@@ -31,6 +32,7 @@ struct Observers final {
     PeakWatch peak_watch;
     LostTime lost;  // time spent choosing, evicting and recomputing
     KeptCallsByReason kept_calls;
+    SlicedRuns sliced_runs;
     ModuleTensors module_tensors;
     UnpackedByNode unpacked;  // saved values that the running backward node reads
     // Writes events into traces. While a trace is recorded, every storage gets a record.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "../../base/clock.h"
 #include "../../torch/raised.h"
 #include "../slices/plan.h"
 #include "recomputing.h"
@@ -193,6 +194,12 @@ Order Recomputer::run(Recipe& recipe, bool in_place, c10::SmallVector<StoragePtr
     if (registry_.device.queues()) {
         find_places(recipe, in_place);
         or_rescue(recipe, in_place, run_in_order);
+    } else if (recipe.sliced()) [[unlikely]] {
+        const Nanoseconds started = now_ns();
+        storages = run_again(recipe, in_place, room, call);
+        registry_.observers.sliced_runs.add(
+            *recipe.facts, recipe.aside->slices, now_ns() - started
+        );
     } else {
         storages = run_again(recipe, in_place, room, call);
     }

@@ -139,6 +139,7 @@ c10::SmallVector<StoragePtr, 2> run_in_slices(const Recipe& recipe, Bytes room, 
         while (made.empty()) {
             try {
                 const std::vector<StoragePtr> results = compute_in_slices(sliced, *plan, leaf);
+                recipe.aside->slices = slices_of(sliced, *plan);
                 made.append(results.begin(), results.end());
             } catch (const UnequalSlices&) {
                 plan = recipe.ran ? plan_of(sliced, room) : std::nullopt;

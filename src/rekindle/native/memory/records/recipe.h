@@ -58,6 +58,7 @@ struct Recipe final : Call {
         // The results are computed in slices, because an argument has never been in memory. The
         // inputs of the engine's `Call` are then the leaves of `sliced`. Null: as a whole.
         SlicedCallPtr sliced;
+        std::int64_t slices = 0;  // in how many slices the last run of the call was
     };
 
     std::unique_ptr<Aside> aside;

@@ -468,14 +468,21 @@ void each_plan(const SlicedCall& call, Bytes available, F&& visit) {
 // it takes several small kernels.
 double cost_of(const SlicedCall& call, const SlicePlan& plan) {
     constexpr double each_slice = 0.02;
-    const std::int64_t n = plan.axis == SlicePlan::GATHERED
-                               ? call.signature->geometries[0].sizes[0]
-                               : call.result().sizes[static_cast<std::size_t>(plan.axis)];
-    const auto slices = static_cast<double>((n + plan.length - 1) / plan.length);
+    const auto slices = static_cast<double>(slices_of(call, plan));
     return (plan.repeats ? slices : 1) + each_slice * slices;
 }
 
 }  // namespace
+
+std::int64_t slices_of(const SlicedCall& call, const SlicePlan& plan) {
+    if (plan.axis == SlicePlan::ALL_AT_ONCE) {
+        return 1;
+    }
+    const std::int64_t n = plan.axis == SlicePlan::GATHERED
+                               ? call.signature->geometries[0].sizes[0]
+                               : call.result().sizes[static_cast<std::size_t>(plan.axis)];
+    return (n + plan.length - 1) / plan.length;
+}
 
 std::optional<SlicePlan> plan_of(const SlicedCall& call, Bytes available) {
     std::optional<SlicePlan> best;

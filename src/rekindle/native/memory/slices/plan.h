@@ -56,6 +56,8 @@ struct SlicePlan final {
     Bytes workspace = 0;    // bytes of the slices that are in memory at once
 };
 
+// Return in how many slices `plan` computes the results of `call`.
+std::int64_t slices_of(const SlicedCall& call, const SlicePlan& plan);
 // Return the plan with the largest slices that need at most `available` bytes. If even the smallest
 // slices need more, return the plan for these. Return none if the call cannot run in slices.
 std::optional<SlicePlan> plan_of(const SlicedCall& call, Bytes available);
