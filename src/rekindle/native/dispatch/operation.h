@@ -3,7 +3,7 @@
 //
 // dispatch/runtime.cpp creates one `Operation` per call. Its methods are defined in operation.cpp
 // (the main steps, and results), operation_inputs.cpp, operation_execute.cpp (running the kernel),
-// operation_pinned.cpp (`evict="anything"`), operation_slices.cpp and trial.cpp.
+// operation_pinned.cpp (`evict="anything"`), sliced_operation.cpp and trial.cpp.
 #pragma once
 
 #include <ATen/core/ivalue.h>

@@ -169,6 +169,7 @@ void Engine::anticipate() {
     unlock_prefetched(false);
     while (Storage* storage = expected()) {
         const Ref<Storage> kept(storage);
+        // NOLINTNEXTLINE(bugprone-unchecked-optional-access): it is expected, so it has one
         const std::int64_t distance = *host->order.distance(*storage);
         while (memory + storage->nbytes > budget_beside(0)) {
             Storage* victim = furthest(distance);

@@ -64,7 +64,11 @@ Table::value_type row(const char* name, F* kernel) {
 }
 
 at::Tensor embedding(
-    const at::Tensor& weight, const at::Tensor& indices, std::int64_t, bool, bool
+    const at::Tensor& weight,
+    const at::Tensor& indices,
+    std::int64_t /*padding*/,
+    bool /*scaled*/,
+    bool /*sparse*/
 ) {
     c10::SmallVector<std::int64_t, 6> sizes(indices.sizes());
     sizes.push_back(weight.size(1));
@@ -72,7 +76,11 @@ at::Tensor embedding(
 }
 
 at::Tensor embedding_dense_backward(
-    const at::Tensor& gradient, const at::Tensor&, std::int64_t rows, std::int64_t, bool
+    const at::Tensor& gradient,
+    const at::Tensor& /*indices*/,
+    std::int64_t rows,
+    std::int64_t /*padding*/,
+    bool /*scaled*/
 ) {
     return at::empty({rows, gradient.size(-1)}, gradient.options());
 }

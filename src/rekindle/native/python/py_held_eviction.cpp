@@ -104,6 +104,7 @@ void end_reading(Session& session, std::int64_t number) {
 // was the last such object. `address`: that of the storage, which may be freed already.
 void take_back(Session& session, std::int64_t address) {
     const Locked lock;
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): an address that Python remembered
     session.held.take_back(reinterpret_cast<const c10::StorageImpl*>(address));
 }
 

@@ -112,8 +112,10 @@ def on_sliced(operators: Sequence[Sliced]) -> tuple[str, ...]:
         for each in sorted(operators, key=lambda each: -each.time)
     )
     return (
-        f"Operators that had no room as a whole ran in slices: {shown}. With more memory they "
-        "take less time.",
+        (
+            f"Operators that had no room as a whole ran in slices: {shown}. With more memory they "
+            "take less time."
+        ),
     )
 
 

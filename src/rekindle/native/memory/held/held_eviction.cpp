@@ -245,9 +245,11 @@ void HeldEviction::made(StorageRecord& record) {
         return;
     }
     if (record.role == Role::unknown && !record.replayable) {
-        record.role = in_backward_pass() ? Role::gradient
-                      : room_.stepping   ? Role::state
-                                         : Role::unknown;
+        if (in_backward_pass()) {
+            record.role = Role::gradient;
+        } else if (room_.stepping) {
+            record.role = Role::state;
+        }
     }
     const bool without_grad = !c10::GradMode::is_enabled();
     if (record.evictable_while_held || paused_ || !is_evictable_now(record)) {
