@@ -325,6 +325,9 @@ READERS: dict[str, Callable[[Tensor], Tensor]] = {
     "broadcast": lambda y: (y + torch.arange(4096.0)).sum(1),
     "halves": lambda y: (y[:, 1024:] * 1).sum(1),
     "gathered": lambda y: y.log_softmax(1).gather(1, torch.arange(512).view(-1, 1)),
+    "softmax along axis of one batch": lambda y: torch.bmm(
+        torch.ones(1, 16, 512), torch.softmax(y.view(1, 512, -1), 1)
+    ),
     "odd rows of sequences": lambda y: (y.view(8, 64, -1)[:, :-1] * 1).view(-1, 4096).sum(1),
     "middle of zeros": lambda y: torch.ops.aten.slice_backward(y, [512, 4100], 1, 3, 4099, 1).sum(
         1

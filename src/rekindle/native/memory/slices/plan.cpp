@@ -267,7 +267,8 @@ AxisPlan new_axis_plan(const SlicedCall& call, int axis, AxisMask fixed) {
             return {columns ? SliceWay::columns : SliceWay::by_kernel, *grain};
         }
     }
-    if (axis == 0 || fixed != 0 || !is_in_order(call.result())) {
+    // A single row is the whole result.
+    if (fixed != 0 || !is_in_order(call.result()) || rows_of(call, axis).sizes[0] < 2) {
         return {};
     }
     const std::optional<Grain> rows = grain_of_rows(call, axis);
