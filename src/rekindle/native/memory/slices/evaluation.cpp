@@ -56,6 +56,13 @@ void refuse(const SlicedCall& call, int axis) {
     throw UnequalSlices();
 }
 
+// Slice no call with the signature of `call` any more.
+void refuse_all(const SlicedCall& call) {
+    trials_of(call).unequal = ~AxisMask{0};
+    note_failed_trial();
+    throw UnequalSlices();
+}
+
 // Call `visit(begin, end)` for blocks that cover `n` positions, with at most `length` positions
 // each, in multiples of `unit`. The blocks are about equally long: kernels treat the rest of a
 // product in their own way if it is a single row.
@@ -177,7 +184,9 @@ at::Tensor Evaluation::argument(const SlicedCall& call, std::size_t index, const
 at::Tensor Evaluation::slice(const SlicedCall& call, const Slice& wanted) {
     const Geometry& whole = call.result();
     const std::vector<Box> boxes = boxes_of(whole, wanted);
-    TORCH_INTERNAL_ASSERT(!boxes.empty(), "a result has no such slice");
+    if (boxes.empty()) {
+        refuse_all(call);
+    }
     at::Tensor all;
     for (const Box& box : boxes) {
         const Box computed = widened(call, box);
