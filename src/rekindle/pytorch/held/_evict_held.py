@@ -7,11 +7,8 @@ core lock the memory while it is read. So no thread evicts memory that another t
 
 from __future__ import annotations
 
-import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import count
 from typing import Any, final
 
 from torch import Tensor
@@ -32,16 +29,12 @@ class EvictHeld:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self.threads = Threads()
-        self._numbers = count()
-        self._arrays: dict[int, weakref.ref[Any]] = {}  # NumPy arrays of tensors, by number
-        self._gone: deque[tuple[int, int]] = deque()  # number and storage of each array that died
 
     def all_threads_are_known(self) -> bool:
         """Return True if each thread was started within the budget or uses no tensors.
 
         The core does not see what other threads read, so it then evicts no user-held memory.
         """
-        self._take_back()
         self.threads.changed()
         return not self.threads.unknown
 
@@ -96,33 +89,12 @@ class EvictHeld:
         hand_out(self._driver.mark_externally_writable, tensor)
 
     def lend(self, tensor: Tensor, make: Callable[[], Any]) -> Any:
-        """Do as `hand_out`, until the NumPy array of `tensor` that `make` returns is gone.
+        """Do as `hand_out`, and return the NumPy array of `tensor` that `make` returns.
 
-        Views of the array, and memoryviews, keep the array alive.
+        The memory stays pinned when the array is gone: the core does not see what wrote it.
         """
-        self._take_back()
-        driver = self._driver
-        lent = is_plain(type(tensor)) and driver.core.lend(driver.handle, tensor)
-        hand_out(driver.mark_externally_writable, tensor)
-        if not lent:
-            return make()
-        number, address = next(self._numbers), tensor.untyped_storage()._cdata
-        gone = self._gone
-        try:
-            array = make()
-        except BaseException:
-            gone.append((number, address))
-            raise
-        # The array may be freed by any thread, which may hold the core's lock. So only note it.
-        self._arrays[number] = weakref.ref(array, lambda _: gone.append((number, address)))
-        return array
-
-    def _take_back(self) -> None:
-        """Tell the core which arrays are gone."""
-        while self._gone:
-            number, address = self._gone.popleft()
-            self._arrays.pop(number, None)
-            self._driver.core.take_back(self._driver.handle, address)
+        self.hand_out(tensor)
+        return make()
 
 
 def thread_registered(held: object) -> AbstractContextManager[None]:
