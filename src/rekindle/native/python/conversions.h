@@ -56,6 +56,19 @@ inline void must(bool done) {
     }
 }
 
+// Return a list of `make(item)` for each of `items`. `make` returns a new reference, or null after
+// a Python error.
+template <class Items, class F>
+PyObject* list_of(const Items& items, F&& make) {
+    Object list(PyList_New(static_cast<Py_ssize_t>(items.size())));
+    Py_ssize_t next = 0;
+    for (const auto& each : items) {
+        Object entry(make(each));
+        PyList_SET_ITEM(list.get(), next++, entry.give());
+    }
+    return list.give();
+}
+
 // Call the method `name` of `object` with `values`, and pass the result to `take`. If the method
 // raises a Python error, or `take` returns false because it raised one, throw this error.
 // References to Python objects among `values` are consumed. The caller holds the GIL.

@@ -75,12 +75,9 @@ PyObject* recomputed_ops(const Session& session) {
         const Locked lock;
         found = session.events.tests.recomputed_ops;
     }
-    Object list(PyList_New(0));
-    for (const Facts* facts : found) {
-        const Object name(PyUnicode_FromString(facts->name.c_str()));
-        must(PyList_Append(list.get(), name.get()) == 0);
-    }
-    return list.give();
+    return list_of(found, [](const Facts* facts) {
+        return PyUnicode_FromString(facts->name.c_str());
+    });
 }
 
 // Return the number of operators that are running, and the bytes of their results and workspaces.
@@ -220,17 +217,14 @@ PyObject* journal(const Session& session) {
         const Locked lock;
         session.engine.journal.each([&](const Entry& entry) { entries.push_back(entry); });
     }
-    Object list(PyList_New(0));
-    for (const Entry& each : entries) {
+    return list_of(entries, [](const Entry& each) {
         const auto kind = static_cast<std::int64_t>(each.kind);
-        const Object made(tuple_of(
+        return tuple_of(
             std::array<std::int64_t, 6>{
                 kind, each.id, each.number, each.flags, each.clock, each.memory
             }
-        ));
-        must(PyList_Append(list.get(), made.get()) == 0);
-    }
-    return list.give();
+        );
+    });
 }
 
 // Return the number of operators that the `Learner` has recorded in the running step.
@@ -252,12 +246,7 @@ PyObject* places_in(PyObject* shape, PyObject* step) {
     if (!found) {
         return nothing();
     }
-    Object list(PyList_New(0));
-    for (const std::int64_t place : *found) {
-        const Object number(PyLong_FromLongLong(place));
-        must(PyList_Append(list.get(), number.get()) == 0);
-    }
-    return list.give();
+    return list_of(*found, [](const std::int64_t place) { return PyLong_FromLongLong(place); });
 }
 
 // Return a byte of 1 for each unwritten byte of a storage made by `empty`, else 0. None: too many

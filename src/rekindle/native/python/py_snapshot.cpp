@@ -90,19 +90,9 @@ PyObject* tuple_of(const Owned& owned) {
     );
 }
 
-// Return a Python list with one tuple for each of `things`.
-template <class Each>
-PyObject* list_of(const std::vector<Each>& things) {
-    Object list(PyList_New(static_cast<Py_ssize_t>(things.size())));
-    for (std::size_t i = 0; i < things.size(); ++i) {
-        Object made(tuple_of(things[i]));
-        PyList_SET_ITEM(list.get(), static_cast<Py_ssize_t>(i), made.give());
-    }
-    return list.give();
-}
-
 PyObject* tuple_of(const Snapshot& snapshot) {
     const ProgramLine& line = snapshot.line;
+    const auto row = [](const auto& each) { return tuple_of(each); };
     return Py_BuildValue(
         "LLLL(sisi)NN",
         static_cast<long long>(snapshot.memory),
@@ -113,8 +103,8 @@ PyObject* tuple_of(const Snapshot& snapshot) {
         line.number,
         line.library.c_str(),
         line.number_in_library,
-        list_of(snapshot.holders),
-        list_of(snapshot.owned)
+        list_of(snapshot.holders, row),
+        list_of(snapshot.owned, row)
     );
 }
 

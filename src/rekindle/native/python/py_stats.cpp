@@ -92,24 +92,21 @@ PyObject* signatures_seen() {
         const Locked lock;
         found = measured_signatures();
     }
-    Object list(PyList_New(0));
-    for (const SignatureFigures& each : found) {
+    return list_of(found, [](const SignatureFigures& each) {
         const Object sizes(PyTuple_New(static_cast<Py_ssize_t>(each.sizes.size())));
         for (std::size_t i = 0; i < each.sizes.size(); ++i) {
             PyTuple_SET_ITEM(
                 sizes.get(), static_cast<Py_ssize_t>(i), rekindle::tuple_of(each.sizes[i])
             );
         }
-        const Object row(Py_BuildValue(
+        return Py_BuildValue(
             "sOLL",
             each.facts->name.c_str(),
             sizes.get(),
             static_cast<long long>(each.cost),
             static_cast<long long>(each.workspace)
-        ));
-        must(PyList_Append(list.get(), row.get()) == 0);
-    }
-    return list.give();
+        );
+    });
 }
 
 // Replace the workspaces that earlier processes measured. `numbers`: the numbers of the operator
@@ -132,12 +129,10 @@ PyObject* take_new_workspaces() {
         const Locked lock;
         found = rekindle::take_new_workspaces();
     }
-    Object list(PyList_New(0));
-    for (const auto& [number, workspace] : found) {
-        const Object row(rekindle::tuple_of(std::array<std::int64_t, 2>{number, workspace}));
-        must(PyList_Append(list.get(), row.get()) == 0);
-    }
-    return list.give();
+    return list_of(found, [](const auto& each) {
+        const auto& [number, workspace] = each;
+        return rekindle::tuple_of(std::array<std::int64_t, 2>{number, workspace});
+    });
 }
 
 // Return how often an operator was called again because the budget refused memory to its first
@@ -161,12 +156,9 @@ PyObject* devices_used(const Session& session) {
         const Locked lock;
         found = session.registry.devices.used();
     }
-    Object list(PyList_New(0));
-    for (const c10::Device& each : found) {
-        const Object name(PyUnicode_FromString(each.str().c_str()));
-        must(PyList_Append(list.get(), name.get()) == 0);
-    }
-    return list.give();
+    return list_of(found, [](const c10::Device& each) {
+        return PyUnicode_FromString(each.str().c_str());
+    });
 }
 
 // Set the peak of memory that reports show to `nbytes`.
@@ -189,18 +181,15 @@ PyObject* kept(const Session& session) {
         const Locked lock;
         found = session.observers.kept_calls.groups();
     }
-    Object list(PyList_New(0));
-    for (const KeptCalls& each : found) {
-        const Object entry(Py_BuildValue(
+    return list_of(found, [](const KeptCalls& each) {
+        return Py_BuildValue(
             "ssLL",
             each.facts->name.c_str(),
             each.why.c_str(),
             static_cast<long long>(each.calls),
             static_cast<long long>(each.nbytes)
-        ));
-        must(PyList_Append(list.get(), entry.get()) == 0);
-    }
-    return list.give();
+        );
+    });
 }
 
 // Return the operators that ran in slices: name, number of calls, most slices of a call, time (ns).
@@ -210,18 +199,15 @@ PyObject* sliced(const Session& session) {
         const Locked lock;
         found = session.observers.sliced_runs.groups();
     }
-    Object list(PyList_New(0));
-    for (const SlicedRun& each : found) {
-        const Object entry(Py_BuildValue(
+    return list_of(found, [](const SlicedRun& each) {
+        return Py_BuildValue(
             "sLLL",
             each.facts->name.c_str(),
             static_cast<long long>(each.calls),
             static_cast<long long>(each.slices),
             static_cast<long long>(each.time)
-        ));
-        must(PyList_Append(list.get(), entry.get()) == 0);
-    }
-    return list.give();
+        );
+    });
 }
 
 // Let operators be tried again whose results are kept because of a trial.
@@ -254,13 +240,10 @@ PyObject* recomputed_differently(const Session& session) {
             found = session.observers.audit->different();
         }
     }
-    Object list(PyList_New(0));
-    for (const Audit::Difference& each : found) {
+    return list_of(found, [](const Audit::Difference& each) {
         const auto op = static_cast<long long>(each.op);
-        const Object entry(Py_BuildValue("sL", each.facts->name.c_str(), op));
-        must(PyList_Append(list.get(), entry.get()) == 0);
-    }
-    return list.give();
+        return Py_BuildValue("sL", each.facts->name.c_str(), op);
+    });
 }
 
 }  // namespace

@@ -75,12 +75,9 @@ PyObject* new_parameters(Session& session) {
         found.swap(session.observers.due.new_parameters);
         session.observers.due.owners_due = false;
     }
-    Object list(PyList_New(0));
-    for (const void* storage_impl : found) {
-        const Object address(PyLong_FromVoidPtr(const_cast<void*>(storage_impl)));
-        must(PyList_Append(list.get(), address.get()) == 0);
-    }
-    return list.give();
+    return list_of(found, [](const void* storage_impl) {
+        return PyLong_FromVoidPtr(const_cast<void*>(storage_impl));
+    });
 }
 
 // Release storages without a recipe that are kept only to recompute resident values. Return True if
