@@ -30,11 +30,11 @@ LARGE_CLASSES = {
     "engine/exact.h: Exact": 48,
     "replay/player.h: Player": 47,
     "engine/scored.h: ScoredChooser": 45,
-    "memory/held/held_eviction.h: HeldEviction": 45,
+    "memory/held/held_eviction.h: HeldEviction": 42,
     "steps/learner.h: Learner": 44,
     "memory/room/swapper.h: Swapper": 43,
     "torch/device.h: Device": 43,
-    "memory/records/storage_record.h: StorageRecord": 42,
+    "memory/records/storage_record.h: StorageRecord": 41,
 }
 CIRCLES = (
     {"dispatch/effects", "dispatch/operation", "dispatch/trial"},

@@ -100,14 +100,6 @@ void end_reading(Session& session, std::int64_t number) {
     }
 }
 
-// An object that had the address of a storage is gone. Let the storage leave memory again, if it
-// was the last such object. `address`: that of the storage, which may be freed already.
-void take_back(Session& session, std::int64_t address) {
-    const Locked lock;
-    // NOLINTNEXTLINE(performance-no-int-to-ptr): an address that Python remembered
-    session.held.take_back(reinterpret_cast<const c10::StorageImpl*>(address));
-}
-
 // Return the sources that the program holds and that must stay in memory: for each a tensor or
 // None, its bytes, the operator that made it, and the reason.
 PyObject* pinned(Session& session) {
@@ -119,19 +111,16 @@ PyObject* pinned(Session& session) {
             found = session.held.eviction->pinned();
         }
     }
-    Object list(PyList_New(0));
-    for (const PinnedSource& each : found) {
+    return list_of(found, [](const PinnedSource& each) {
         const at::Tensor tensor(each.tensor.lock());
-        const Object row(Py_BuildValue(
+        return Py_BuildValue(
             "(NLss)",
             THPVariable_Wrap(tensor),
             static_cast<long long>(each.nbytes),
             each.site,
             each.why
-        ));
-        must(PyList_Append(list.get(), row.get()) == 0);
-    }
-    return list.give();
+        );
+    });
 }
 
 }  // namespace
@@ -145,7 +134,6 @@ PyMethodDef* held_methods() {
         method<functions::record_without_grad>("record_without_grad"),
         method<functions::begin_reading>("begin_reading"),
         method<functions::end_reading>("end_reading"),
-        method<functions::take_back>("take_back"),
         method<functions::pinned>("pinned"),
         PyMethodDef{},
     };

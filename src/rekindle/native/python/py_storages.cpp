@@ -65,17 +65,6 @@ void pin_exposed_address(Session& session, const c10::TensorImpl& tensor) {
     });
 }
 
-// Do the same until `take_back`, because an object such as a NumPy array gets the address. Return
-// false if the tensor stays in memory in any case.
-bool lend(Session& session, const c10::TensorImpl& tensor) {
-    bool lent = false;
-    to_absent_tensor(session, tensor, [&](Locked& lock) {
-        rekindle::bring_back(session, lock, tensor);
-        lent = session.held.lend(*tensor.unsafe_storage().unsafeGetStorageImpl());
-    });
-    return lent;
-}
-
 // Prepare for a resize of `storage_impl` to `bytes`. `newest`: a number if FSDP frees a module's
 // parameter until the module's backward pass. It is the sequence number of the newest autograd node
 // of the module's result. Negative if the program will not restore the contents. Return true if the
@@ -127,7 +116,6 @@ PyMethodDef* storage_methods() {
         method<functions::to_storage<&Sources::version_raised>>("version_raised"),
         method<functions::bring_back>("bring_back"),
         method<functions::pin_exposed_address>("pin_exposed_address"),
-        method<functions::lend>("lend"),
         method<functions::suspend_origin_tracking>("suspend_origin_tracking"),
         method<functions::resume_origin_tracking>("resume_origin_tracking"),
         PyMethodDef{},

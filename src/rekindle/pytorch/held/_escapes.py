@@ -168,6 +168,7 @@ def escapes_seen(keeper: EvictHeld) -> Iterator[None]:
         for name in _ADDRESSES:
             if hasattr(Tensor, name):
                 replace(stack, Tensor, name, give_away)
+        replace(stack, Tensor, "numpy", hand_out)
         replace(stack, Tensor, "__deepcopy__", partial(copying, keeper=_keeper))
         replace(stack, serialization, "_save", saving)
         replace(stack, UntypedStorage, "data_ptr", told_apart)

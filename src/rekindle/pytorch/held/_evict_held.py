@@ -7,9 +7,9 @@ core lock the memory while it is read. So no thread evicts memory that another t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, final
+from typing import final
 
 from torch import Tensor
 
@@ -87,14 +87,6 @@ class EvictHeld:
         """Make the memory of `tensor` resident, pin it, and note that other code may write it."""
         self.keep(tensor)
         hand_out(self._driver.mark_externally_writable, tensor)
-
-    def lend(self, tensor: Tensor, make: Callable[[], Any]) -> Any:
-        """Do as `hand_out`, and return the NumPy array of `tensor` that `make` returns.
-
-        The memory stays pinned when the array is gone: the core does not see what wrote it.
-        """
-        self.hand_out(tensor)
-        return make()
 
 
 def thread_registered(held: object) -> AbstractContextManager[None]:

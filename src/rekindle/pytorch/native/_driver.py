@@ -39,7 +39,6 @@ from rekindle.pytorch.online import (
     StepUndo,
     WarmOptimizers,
     elsewhere,
-    hand_out,
     leaves,
     memory_of,
     users_line,
@@ -471,16 +470,6 @@ class Driver:
     def pin_exposed_address(self, tensor: Tensor) -> None:
         """Make the memory of `tensor` resident, and keep it so as long as the program holds it."""
         self.core.pin_exposed_address(self.handle, tensor)
-
-    def lend(self, tensor: Tensor, make: Callable[[], Any]) -> Any:
-        """Return the NumPy array of `tensor` that `make` returns. Other code may write the array.
-
-        Once the array is gone, the memory of `tensor` may be evicted again.
-        """
-        if self.held is not None:
-            return self.held.lend(tensor, make)
-        hand_out(self.mark_externally_writable, tensor)
-        return make()
 
     def begin_reading(
         self, tensors: list[Tensor], *, saved: bool = False, writes: bool = True

@@ -273,14 +273,6 @@ class Core(Protocol):
         """Make `tensors` resident until `end_reading`, which takes the returned number."""
         ...
 
-    def lend(self, driver: Handle, tensor: Tensor, /) -> bool:
-        """Do as `pin_exposed_address` until `take_back`. False: `tensor` stays in any case."""
-        ...
-
-    def take_back(self, driver: Handle, storage: Storage, /) -> None:
-        """Let the storage leave memory again: the object that had its address is gone."""
-        ...
-
     def pinned(self, driver: Handle, /) -> list[tuple[Tensor | None, Bytes, str, str]]:
         """Return tensor, bytes, operator and reason of each source that stays in memory."""
         ...

@@ -43,10 +43,6 @@ class Listener(Protocol):
         """Record that other code may write to the storage `home` from now on."""
         ...
 
-    def lend(self, tensor: Tensor, make: Callable[[], Any]) -> Any:
-        """Return the NumPy array of `tensor` that `make` returns. Other code may write it."""
-        ...
-
     def about_to_write_unseen(self, home: UntypedStorage) -> None:
         """Prepare for one write to the storage `home` that no operator makes."""
         ...
@@ -127,16 +123,6 @@ def handing_out_seen(listener: Listener) -> Iterator[None]:
 
         return lend
 
-    def array_of(original: Any) -> Any:
-        @functools.wraps(original)
-        def numpy(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-            listener = _listener.now
-            if listener is None or by_rekindle(2):
-                return original(tensor, *args, **kwargs)
-            return listener.lend(tensor, functools.partial(original, tensor, *args, **kwargs))
-
-        return numpy
-
     def filled(original: Any) -> Any:
         @functools.wraps(original)
         def fill(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -201,7 +187,7 @@ def handing_out_seen(listener: Listener) -> Iterator[None]:
         return increment
 
     with _listener.during(listener), ExitStack() as stack:
-        replace(stack, Tensor, "numpy", array_of)
+        replace(stack, Tensor, "numpy", lent)
         for module, names in CAPSULES.items():
             for name in names:
                 if hasattr(module, name):

@@ -133,10 +133,6 @@ class KnowsThreads(Protocol):
         """Return True if each thread was started within the budget or uses no tensors."""
         ...
 
-    def lend(self, tensor: Tensor, make: Callable[[], Any]) -> Any:
-        """Return the NumPy array of `tensor` that `make` returns. Other code may write it."""
-        ...
-
 
 class StepUndo(Protocol):
     """The object that restores all tensors that a failed step of an optimizer wrote."""

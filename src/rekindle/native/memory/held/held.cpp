@@ -135,7 +135,6 @@ std::vector<Ref<Storage>> Held::select_held() {
 }
 
 void Held::pin_exposed_address(c10::StorageImpl& storage_impl) {
-    lent_.erase(&storage_impl);
     room_.bring_back(storage_impl);
     const AddressEntry* found = registry_.find(storage_impl);
     if (found != nullptr && found->record != nullptr) {
@@ -147,41 +146,6 @@ void Held::pin_exposed_address(c10::StorageImpl& storage_impl) {
             record.clear_flags();
         }
         pin_while_held(record);
-    }
-}
-
-bool Held::lend(c10::StorageImpl& storage_impl) {
-    room_.bring_back(storage_impl);
-    const AddressEntry* found = registry_.find(storage_impl);
-    if (found == nullptr || found->record == nullptr) {
-        return false;
-    }
-    const StorageRecord& record = *found->record;
-    const auto known = lent_.find(&storage_impl);
-    if (known == lent_.end() && (record.read_unseen || record.special.is_external())) {
-        return false;  // other code has had the address before, and may still have it
-    }
-    const std::int64_t n = known == lent_.end() ? 0 : known->second.second;
-    pin_exposed_address(storage_impl);
-    lent_.insert_or_assign(&storage_impl, std::pair(weak(storage_impl), n + 1));
-    return true;
-}
-
-void Held::take_back(const c10::StorageImpl* storage_impl) {
-    const auto known = lent_.find(storage_impl);
-    if (known == lent_.end() || --known->second.second > 0) {
-        return;
-    }
-    const StoragePtr left = known->second.first.lock();
-    lent_.erase(known);
-    const AddressEntry* found = left ? registry_.find(*left) : nullptr;
-    if (found == nullptr || found->record == nullptr) {
-        return;
-    }
-    StorageRecord& record = *found->record;
-    record.read_unseen = false;
-    if (eviction) {
-        eviction->returned(record);
     }
 }
 

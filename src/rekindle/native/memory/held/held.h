@@ -6,7 +6,6 @@
 #include <exception>
 #include <map>
 #include <memory>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -60,13 +59,6 @@ public:
     // Restore `storage_impl` and keep it in memory while the program holds it. The program is about
     // to take its address, and code that uses the address cannot trigger a recomputation.
     void pin_exposed_address(c10::StorageImpl& storage_impl);
-    // Do the same until `take_back`: the program gets the address by an object, such as a NumPy
-    // array, and nothing uses the address once that object is gone. Return false if the storage
-    // stays in memory in any case.
-    bool lend(c10::StorageImpl& storage_impl);
-    // An object that `lend` announced is gone. If it was the last one, let `storage_impl`, which
-    // may be freed already, leave memory again.
-    void take_back(const c10::StorageImpl* storage_impl);
     // Exclude the value of `record`, which is in memory, from eviction while the program holds it.
     void pin_while_held(StorageRecord& record);
     // At the end of the budget, restore every user-held value that is evicted.
@@ -86,9 +78,6 @@ private:
     Frees& frees_;
     Room& room_;
     Readers readers_;
-    // Storages in memory only because other objects have their address, and how many. The weak
-    // reference keeps the address of a freed storage from being used again.
-    std::unordered_map<const c10::StorageImpl*, std::pair<WeakStorage, std::int64_t>> lent_;
     // Reads of tensors that Python code and the program's own functions announced, so that the
     // tensors are not evicted meanwhile. Python ends a read by its key.
     std::map<std::int64_t, std::unique_ptr<Reading>> noted_;

@@ -373,30 +373,6 @@ void HeldEviction::make_source(StorageRecord& record) {
     }
 }
 
-void HeldEviction::returned(StorageRecord& record) {
-    record.taken_back = true;
-    if (waits(record)) {
-        returned_.emplace_back(&record);
-    }
-}
-
-// Let `record`, which other code cannot write any more, move again. Return true if recipes, which
-// expect that other code may write it, still read it.
-bool HeldEviction::waits(StorageRecord& record) {
-    if (!open || !record.listed || !record.taken_back) {
-        return false;
-    }
-    if (record.consumed()) {
-        return true;
-    }
-    record.taken_back = false;
-    record.special.drop_external();
-    if (const auto tensor = record.origin.lock()) {
-        offer(record, *tensor);
-    }
-    return false;
-}
-
 // -- when held values stay ------------------------------------------------------------------------
 
 void HeldEviction::about_to_let_go(Locked& lock) {
@@ -406,7 +382,6 @@ void HeldEviction::about_to_let_go(Locked& lock) {
         known = all_threads_are_known(frees_.registry.observers);
     }
     frees_.registry.drain();
-    std::erase_if(returned_, [&](const Ref<Storage>& each) { return !waits(record_of(*each)); });
     if (open) {
         pause(!known || in_progress_.reading_anything != 0);
     }
@@ -504,7 +479,6 @@ void HeldEviction::look_at_sources(Locked& lock) {
 void HeldEviction::close() {
     open = false;
     unpacked_.clear();
-    returned_.clear();
     backward_working_set_.clear();
     for (Storage* each = frees_.engine.first_storage(); each != nullptr; each = each->next) {
         if (each->evictable_while_held) {

@@ -104,8 +104,6 @@ public:
     // Make the source `record` a candidate for eviction, if it may be moved to the host. `tensor`:
     // a tensor of the program with this memory.
     void offer(StorageRecord& record, const c10::TensorImpl& tensor);
-    // Let the source `record` move to the host again, because no other code can write it any more.
-    void returned(StorageRecord& record);
     // Return the sources that the program holds and that stay in memory, with the reasons.
     std::vector<PinnedSource> pinned() const;
     // Keep the value of `record` in memory while the current autograd node runs, because kernels of
@@ -163,7 +161,6 @@ private:
     };
 
     void make_source(StorageRecord& record);
-    bool waits(StorageRecord& record);
     bool is_evictable_now(const StorageRecord& record) const noexcept;
     void node_changes();
     void work_with(StorageRecord& record);
@@ -184,8 +181,6 @@ private:
     std::vector<Unpacked> unpacked_;
     std::vector<UsedInBackward>
         backward_working_set_;  // values made or used in backward passes that still run
-    // sources that other code could write once, and that recipes still read with that in mind
-    std::vector<Ref<Storage>> returned_;
     // storages that `begin_reading` locked, by the number that it returned
     std::map<std::int64_t, Kept> reads_;
     std::int64_t numbers_ = 0;

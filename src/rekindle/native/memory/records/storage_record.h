@@ -77,12 +77,6 @@ public:
 
     void make_external() { parts().external.emplace(); }
 
-    void drop_external() noexcept {
-        if (parts_) {
-            parts_->external.reset();
-        }
-    }
-
     void make_gathered(Gathered state) { parts().gathered = std::move(state); }
 
     UnwrittenBytes& make_unwritten(Bytes nbytes) { return parts().unwritten.emplace(nbytes); }
@@ -186,8 +180,6 @@ struct StorageRecord final : Storage {
     bool unwatched : 1 = false;  // the version counter of the value's tensors was not read yet
     // Code may read the memory of this value without calling an operator or holding a reference.
     bool read_unseen : 1 = false;
-    // Other code had access to this memory (`special.external()`), and has none any more.
-    bool taken_back : 1 = false;
     Role role : 2 = Role::unknown;
     SpecialMemory special;
 

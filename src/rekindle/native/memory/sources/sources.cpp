@@ -325,7 +325,6 @@ StorageRecord& Sources::new_contents_of(StorageRecord& record) {
 }
 
 void Sources::make_external(StorageRecord& record) {
-    record.taken_back = false;
     if (!record.special.is_external()) {
         StorageRecord& now = new_contents_of(record);
         now.special.make_external();
