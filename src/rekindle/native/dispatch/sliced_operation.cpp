@@ -164,9 +164,7 @@ SlicedCallPtr SlicedOperation::sliced_call(
             return nullptr;
         }
         StorageRecord& record = record_of(*each);
-        if (record.lost) {
-            throw LostValueError(record.site(), record.nbytes);
-        }
+        refuse_lost(record);
         const bool is_read = !reads_only_shape(facts_, made->arguments.size());
         made->arguments.push_back(is_read ? argument_of(record) : SlicedArgument());
     }
@@ -360,7 +358,7 @@ SlicedCallPtr SlicedOperation::with_fewer_leaves(const SlicedCallPtr& sliced, Lo
     }
     const auto node = c10::make_intrusive<SlicedCall>();
     node->signature = signature;
-    node->unkeyed_args.assign(recipe.unkeyed_args().begin(), recipe.unkeyed_args().end());
+    node->unkeyed_args = unkeyed;
     node->grad_mode = recipe.grad_mode;
     for (std::size_t i = 0; i < recipe.n_inputs; ++i) {
         node->arguments.push_back(argument_of(record_of(*recipe.argument(i).storage)));
@@ -368,8 +366,7 @@ SlicedCallPtr SlicedOperation::with_fewer_leaves(const SlicedCallPtr& sliced, Lo
     return replaced(sliced, leaf, node);
 }
 
-// -- how an operator comes to run in slices
-// --------------------------------------------------------
+// -- how an operator comes to run in slices -------------------------------------------------------
 
 // Run the operator while some value has no room. First try what needs no eviction: a value that is
 // read in slices is not restored for that, and an operator that found no room before runs in slices
@@ -413,10 +410,8 @@ bool Operation::run_in_slices(bool observed) {
         if (!observed) {
             register_tensor();
         }
-        needed_ = sliced.bytes_of_results();
-        for (const Geometry& each : parsed_.signature->geometries) {
-            needed_ += each.nbytes();  // what is not in memory thanks to slices
-        }
+        // what it reads may not be in memory thanks to slices
+        needed_ = sliced.bytes_of_results() + sliced.bytes_read();
         if (foreign_ && !take_private_inputs()) {
             return false;
         }

@@ -47,6 +47,7 @@ public:
     // Return true if such calls can run in slices.
     bool has_slices() const;
     Bytes bytes_of_results() const;
+    Bytes bytes_read() const;
     // Run the call, or note its result as a value without room. Return false, and change nothing,
     // if neither is possible. inputs: the records of the tensor arguments. recorded: results in
     // memory get a recipe.
@@ -57,7 +58,6 @@ private:
     SlicedCallPtr sliced_call(std::span<const Ref<Storage>> inputs, bool grad_mode) const;
     bool compute(const SlicedCallPtr& sliced, bool recorded);
     std::optional<SlicePlan> smallest_plan(const SlicedCall& sliced) const;
-    Bytes bytes_read() const;
     bool is_large() const;
     bool defers_early() const;
     bool defer(const SlicedCallPtr& sliced);

@@ -6,16 +6,11 @@
 
 namespace rekindle {
 
-namespace {
-
-// Raise an error if the program reads a value that cannot be computed any more.
 void refuse_lost(const StorageRecord& record) {
     if (record.lost) [[unlikely]] {
         throw LostValueError(record.site(), record.nbytes);
     }
 }
-
-}  // namespace
 
 bool may_forget(StorageRecord& record) {
     bool may = true;

@@ -22,6 +22,9 @@ namespace rekindle {
 // memory, or nothing can use it again.
 bool may_forget(StorageRecord& record);
 
+// Raise an error if `record`, which the program reads, cannot be computed any more.
+void refuse_lost(const StorageRecord& record);
+
 // Room within one budget. The caller holds the session mutex.
 class Room final {
 public:

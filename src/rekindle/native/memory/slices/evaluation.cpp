@@ -314,7 +314,7 @@ at::Tensor Evaluation::columns_of_rows(const SlicedCall& call, const Range& rang
     at::Tensor found;
     each_block(
         n,
-        rows_at_once(call, range),
+        rows_at_once(call, range.axis, narrowed(whole, {range}).nbytes()),
         grain_of_rows(call, range.axis).value_or(Grain()).unit,
         [&](std::int64_t begin, std::int64_t end) {
             const at::Tensor some = rows(call, range.axis, begin, end)
@@ -390,21 +390,14 @@ void Evaluation::note_rows(
 // NOLINTNEXTLINE(misc-no-recursion): as above
 void Evaluation::find_rows(const SlicedCall& call, const Range& range) {
     const int last = range.axis;
-    const Geometry matrix = rows_of(call, last);
-    const std::int64_t n = matrix.sizes[0];
+    const std::int64_t n = rows_of(call, last).sizes[0];
     if (call.rows.known == n) {
         return;
-    }
-    const std::int64_t least = rows_to_compare(call, last);
-    std::int64_t length = n;
-    while (length > least &&
-           bytes_of_view(call, matrix, {{0, 0, length}}) > bytes_of(call, {range})) {
-        length = std::max(least, length / 2);
     }
     call.rows = {};
     each_block(
         n,
-        length,
+        rows_at_once(call, last, bytes_of(call, {range})),
         grain_of_rows(call, last).value_or(Grain()).unit,
         [&](std::int64_t begin, std::int64_t end) { rows(call, last, begin, end); }
     );
@@ -450,8 +443,6 @@ std::vector<StoragePtr> compute_in_slices(
     std::vector<at::Tensor> results;
     if (plan.axis == SlicePlan::GATHERED) {
         results = evaluation.gather_losses(call, plan);
-    } else if (plan.axis == SlicePlan::ALL_AT_ONCE) {
-        results = evaluation.run(call, {});
     } else {
         const ReplayDispatchGuard guard(false);
         for (const Geometry& each : call.slicing().results) {

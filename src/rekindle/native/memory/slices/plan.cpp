@@ -24,6 +24,15 @@ bool is_in_order(const Geometry& geometry) {
     return is_dense(geometry) && std::ranges::is_sorted(geometry.strides, std::greater_equal());
 }
 
+// Return `n` halved until it fits, but not less than `least`.
+template <class F>
+std::int64_t halved(std::int64_t n, std::int64_t least, F&& fits) {
+    while (n > least && !fits(n)) {
+        n = std::max(least, n / 2);
+    }
+    return n;
+}
+
 // Return positions 0 on the axes `fixed`.
 Box first_of(AxisMask fixed) {
     Box box;
@@ -334,24 +343,21 @@ std::int64_t tried_pieces(const SlicedCall& call, const Box& box) {
 }
 
 // NOLINTNEXTLINE(misc-no-recursion): as above
-std::int64_t rows_at_once(const SlicedCall& call, const Range& range) {
-    const Geometry rows = rows_of(call, range.axis);
-    const Bytes enough = narrowed(call.result(), {range}).nbytes();
-    const std::int64_t least = rows_to_compare(call, range.axis);
-    std::int64_t length = rows.sizes[0];
-    while (length > least && bytes_of_view(call, rows, {{0, 0, length}}) > enough) {
-        length = std::max(least, length / 2);
-    }
-    return length;
+std::int64_t rows_at_once(const SlicedCall& call, int axis, Bytes most) {
+    const Geometry rows = rows_of(call, axis);
+    return halved(rows.sizes[0], rows_to_compare(call, axis), [&](std::int64_t length) {
+        return bytes_of_view(call, rows, {{0, 0, length}}) <= most;
+    });
 }
 
 // NOLINTNEXTLINE(misc-no-recursion): as above
 Bytes bytes_of(const SlicedCall& call, const Box& box) {
     const SliceWay way = way_of(call, box);
     if (way == SliceWay::through_rows) {
-        const Geometry rows = rows_of(call, box[0].axis);
-        return narrowed(call.result(), box).nbytes() +
-               bytes_of_view(call, rows, {{0, 0, rows_at_once(call, box[0])}});
+        const int axis = box[0].axis;
+        const Bytes cut = narrowed(call.result(), box).nbytes();
+        return cut +
+               bytes_of_view(call, rows_of(call, axis), {{0, 0, rows_at_once(call, axis, cut)}});
     }
     const bool columns = way == SliceWay::columns;
     const int axis = box.empty() ? UNSLICED : box.back().axis;
@@ -411,7 +417,8 @@ bool gathers(const SlicedCall& call) {
            signature.geometries[0].sizes.size() == 2 && call.result().sizes.empty();
 }
 
-// Return the argument of `call` that the plan's axis slices, with its unit, or the call itself.
+// Return the plan along `axis` with the largest slices that need at most `available` bytes, or with
+// the smallest slices; none if there are no slices along it.
 std::optional<SlicePlan> plan_along(const SlicedCall& call, int axis, Bytes available) {
     SlicePlan plan;
     plan.axis = axis;
@@ -423,15 +430,13 @@ std::optional<SlicePlan> plan_along(const SlicedCall& call, int axis, Bytes avai
             return {};
         }
         const std::int64_t n = losses.sizes[0];
-        plan.length = n;
         plan.unit = grain->unit;
         const auto bytes = [&](std::int64_t length) {
             return bytes_of_argument(call, 0, {{0, 0, length}}) + 32 * n;
         };
         const std::int64_t least = std::max(grain->unit, grain->least);
-        while (plan.length > least && bytes(plan.length) > available) {
-            plan.length = std::max(least, plan.length / 2);
-        }
+        plan.length =
+            halved(n, least, [&](std::int64_t length) { return bytes(length) <= available; });
         plan.workspace = bytes(plan.length);
         return plan;
     }
@@ -476,9 +481,6 @@ double cost_of(const SlicedCall& call, const SlicePlan& plan) {
 }  // namespace
 
 std::int64_t slices_of(const SlicedCall& call, const SlicePlan& plan) {
-    if (plan.axis == SlicePlan::ALL_AT_ONCE) {
-        return 1;
-    }
     const std::int64_t n = plan.axis == SlicePlan::GATHERED
                                ? call.signature->geometries[0].sizes[0]
                                : call.result().sizes[static_cast<std::size_t>(plan.axis)];

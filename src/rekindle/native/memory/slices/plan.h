@@ -32,8 +32,9 @@ AxisMask outer_axes(const Box& box);
 // Return in how many pieces a trial computes the slice `box` once more, one after the other; 0 or 1
 // if there is no trial.
 std::int64_t tried_pieces(const SlicedCall& call, const Box& box);
-// Return how many rows are computed at once to cut the positions `range` out of them.
-std::int64_t rows_at_once(const SlicedCall& call, const Range& range);
+// Return how many rows of `rows_of(call, axis)` are computed at once, so that they need at most
+// `most` bytes if possible.
+std::int64_t rows_at_once(const SlicedCall& call, int axis, Bytes most);
 // Return `box`, or a larger box around it if the operator cannot compute so few positions.
 Box widened(const SlicedCall& call, const Box& box);
 // Return an upper bound of the bytes in memory while the slice `box` is computed, result included.
@@ -46,10 +47,9 @@ Box box_of_argument(const SlicedCall& call, std::size_t index, const Box& box);
 // How to compute the results of a call: along which axis of the first result, and how many
 // positions at once. The axis is `GATHERED` if the losses of all rows are gathered first.
 struct SlicePlan final {
-    static constexpr int ALL_AT_ONCE = -1;
-    static constexpr int GATHERED = -2;
+    static constexpr int GATHERED = -1;
 
-    int axis = ALL_AT_ONCE;
+    int axis = 0;
     std::int64_t length = 0;
     std::int64_t unit = 1;  // slices have a multiple of so many positions
     bool repeats = false;   // each slice computes all rows of some argument again
