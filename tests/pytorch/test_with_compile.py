@@ -27,7 +27,10 @@ from tests.pytorch import cores
 from tests.pytorch.cores import evicting_before_every_operator
 from tests.pytorch.harsh import WIDTH, deeper, differing, everything, vector
 
-pytestmark = pytest.mark.filterwarnings("default")  # a warning of the compiler itself
+pytestmark = [
+    pytest.mark.filterwarnings("default"),  # a warning of the compiler itself
+    pytest.mark.usefixtures("workspaces_unknown"),  # operators of other tests may have used more
+]
 
 Compile = Callable[[nn.Sequential], Callable[[Tensor], Tensor]]
 
