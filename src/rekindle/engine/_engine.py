@@ -340,22 +340,18 @@ class Engine(Exchange):
         self._chooser.returned(storage)
         self._classify(storage)
 
-    def swap_in_failed(self, storage: Storage) -> bool:
+    def swap_in_failed(self, storage: Storage) -> None:
         """Drop the host copy of `storage`, because the `SwapIn` just yielded failed in the driver.
 
-        Returns:
-            True if `storage` can be recomputed. False if its contents are lost: the driver should
-            raise an error.
+        If `storage` cannot be recomputed, the driver raises an error instead and keeps the copy.
         """
         host = self.host
         assert host is not None
         self._chooser.returned(storage)
         host.drop(storage)
-        if not storage.replayable:
-            return False
-        self._reprice(storage)
-        self._chooser.evicted(storage)
-        return True
+        if storage.replayable:
+            self._reprice(storage)
+            self._chooser.evicted(storage)
 
     def copy_lost(self, storage: Storage) -> None:
         """Drop the host copy of `storage`, whose transfer failed after the driver reported it done.
@@ -557,6 +553,7 @@ class Engine(Exchange):
         """
         frames = [Frame(call, wanted)]
         calls = {call}
+        gave_up: set[Call] = set()  # calls whose locked inputs were swapped out for another call
         self._open(frames[0], eager_locks)
         try:
             while frames:
@@ -580,9 +577,12 @@ class Engine(Exchange):
                 except NoRoom:
                     # The calls that wait for this one have locked inputs. In the attempt with late
                     # locks (`eager_locks` is False) these inputs may be swapped out.
-                    outer = [other for other in frames[:-1] if other.locked and not other.gave_up]
+                    outer = [
+                        other for other in frames[:-1] if other.locked and other.call not in gave_up
+                    ]
                     if eager_locks or self.host is None or not outer:
                         raise
+                    gave_up.update(other.call for other in outer)
                     yield from self._give_up(outer, self.host)
                     continue
                 if comes:
@@ -599,11 +599,12 @@ class Engine(Exchange):
     def _give_up(self, frames: list[Frame], host: HostMemory) -> Iterator[Action]:
         """Swap out the locked inputs of waiting calls, to make room for the innermost call.
 
-        Each frame gives up its inputs at most once. When its call is the innermost one again, its
-        inputs are brought back and then stay locked.
+        In one recomputation, each call gives up its inputs at most once, also if it is opened
+        again: else the time would double with each call of a chain whose values the host has no
+        room for. When the call is the innermost one again, its inputs are brought back
+        and then stay locked.
         """
         for frame in frames:
-            frame.gave_up = True
             locked, frame.locked = frame.locked, []
             frame.pending = [*reversed(frame.call.inputs)]
             for storage in locked:

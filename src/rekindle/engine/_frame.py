@@ -46,7 +46,7 @@ class Cyclic(Exception):
 class Frame:
     """A call in progress: its inputs that are still missing, and its inputs that are locked."""
 
-    __slots__ = ("call", "gave_up", "locked", "pending", "wanted")
+    __slots__ = ("call", "locked", "pending", "wanted")
 
     def __init__(self, call: Call, wanted: Value | None) -> None:
         self.call = call
@@ -54,9 +54,6 @@ class Frame:
         self.wanted = wanted
         self.pending: list[Value] = []
         self.locked: list[Storage] = []
-        #: True once the inputs that this call had locked were swapped out, to make room for another
-        #: call, whose result this call waits for
-        self.gave_up = False
 
     def may_consume(self) -> bool:
         """Return True if nothing but this call needs the inputs that it overwrites."""

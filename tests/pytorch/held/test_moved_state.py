@@ -367,6 +367,24 @@ def test_lost_weight_raises_each_time_it_is_read(
             assert torch.equal(each, wanted[name])
 
 
+@pytest.mark.parametrize("reads", [0, 3, 17, 30])
+@pytest.mark.filterwarnings("ignore:swapping")
+def test_read_that_fails_once_loses_no_weight(
+    reads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, task = weights_after_each_step(2), Task()
+    monkeypatch.setattr(os, "preadv", failing(os.preadv, errno.EIO, after=reads, times=1))
+
+    def train() -> None:
+        with moving(tmp_path):
+            for _ in range(2):
+                task.step()
+
+    with pytest.raises(rekindle.SwapFailed, match="reads it again"):
+        train()
+    assert len(stepped(task, kept)) == 1
+
+
 # -- what is refused -------------------------------------------------------------------------------
 
 

@@ -315,7 +315,8 @@ public:
 
     bool done() const noexcept { return engine_.frames_.size() == base_; }
 
-    std::size_t first() const noexcept { return base_; }
+    // Make room for the topmost call in progress. Return false if no other call can give up more.
+    bool give_up() { return engine_.give_up(base_, gave_up_); }
 
     void pop() {
         const Frame frame = engine_.frames_.back();
@@ -327,6 +328,7 @@ private:
     Engine& engine_;
     std::size_t base_;
     std::size_t begun_ = 1;
+    std::unordered_set<OpId> gave_up_;  // calls that gave up their inputs
 };
 
 // Recompute the evicted inputs of `call`, depth first and in their order, then run `call`. Uses
@@ -350,7 +352,7 @@ void Engine::climb(Call& call, Value* wanted, bool held, Locks locks) {
                 run(frame, held);
             }
         } catch (const NoRoom&) {
-            if (locks == Locks::early || host == nullptr || !give_up(progress.first())) {
+            if (locks == Locks::early || host == nullptr || !progress.give_up()) {
                 throw;
             }
             continue;

@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <unordered_set>
 #include <vector>
 
 #include "checkpoints.h"
@@ -129,9 +130,9 @@ public:
     // -- copies on the host ---------------------------------------------------------------------
 
     // Report from inside `Performer::swap_in` that the host copy of `storage` could not be read.
-    // The engine forgets the copy. Return true if `storage` can be recomputed. Otherwise its value
-    // is lost, and the performer should throw.
-    bool swap_in_failed(Storage& storage);
+    // The engine forgets the copy. If `storage` cannot be recomputed, the performer throws instead,
+    // and keeps the copy, which is the only one.
+    void swap_in_failed(Storage& storage);
     // Event: a copy of `storage` to the host failed after the performer had started it. May be
     // called between any two actions. If `storage` is not in memory, it must be recomputed. The
     // bytes that the host holds now become its limit, as after `swap_out_failed`.
@@ -191,9 +192,9 @@ private:
     bool copies(const Value& value) const;
     Nanoseconds climb_ns(const Value& value, Nanoseconds limit) const;
     void swap_in(Storage& storage, bool early = false);
-    bool forget_copy(Storage& storage);
+    void forget_copy(Storage& storage);
     std::vector<Storage*> open_anew(std::size_t at);
-    bool give_up(std::size_t first);
+    bool give_up(std::size_t first, std::unordered_set<OpId>& gave_up);
     bool may_consume(const Frame& frame) const;
     Bytes bytes_beside(const Call& call, bool in_place) const;
     Bytes take_over(const Overwrite& overwrite);

@@ -77,21 +77,19 @@ void Engine::swap_in(Storage& storage, bool early) {
     classify(storage);
 }
 
-bool Engine::swap_in_failed(Storage& storage) {
+void Engine::swap_in_failed(Storage& storage) {
     note(Entry::Kind::swap_in_failed, storage.id, 0, Entry::NESTED);
-    return forget_copy(storage);
+    forget_copy(storage);
 }
 
-// Forget the host copy of `storage`. Return true if the storage can be recomputed.
-bool Engine::forget_copy(Storage& storage) {
+// Forget the host copy of `storage`, which is not in memory.
+void Engine::forget_copy(Storage& storage) {
     chooser_->returned(storage);
     host->drop(storage);
-    if (!storage.replayable) {
-        return false;
+    if (storage.replayable) {
+        reprice(storage);
+        chooser_->evicted(storage);
     }
-    reprice(storage);
-    chooser_->evicted(storage);
-    return true;
 }
 
 void Engine::copy_lost(Storage& storage) {
@@ -225,17 +223,18 @@ std::vector<Storage*> Engine::open_anew(std::size_t at) {
 }
 
 // Make room for the topmost call in progress: swap out the inputs that the other calls in progress,
-// from position `first` on, have locked. Each call gives up its inputs in this way only once.
-// Return true if at least one call gave up inputs now.
-bool Engine::give_up(std::size_t first) {
+// from position `first` on, have locked. Each call gives up its inputs in this way only once in one
+// recomputation, also if it is opened again: else the time would double with each call of a chain
+// whose values the host has no room for. Return true if at least one call gave up inputs now.
+bool Engine::give_up(std::size_t first, std::unordered_set<OpId>& gave_up) {
     std::vector<std::size_t> outer;
     for (std::size_t i = first; i + 1 < frames_.size(); ++i) {
-        if (!frames_[i].gave_up && frames_[i + 1].locked != frames_[i].locked) {
+        const bool has_locked = frames_[i + 1].locked != frames_[i].locked;
+        if (has_locked && gave_up.insert(frames_[i].call->id).second) {
             outer.push_back(i);
         }
     }
     for (const std::size_t at : outer) {
-        frames_[at].gave_up = true;
         const std::vector<Storage*> locked = open_anew(at);
         for (Storage* storage : locked) {
             unlock_quietly(*storage);

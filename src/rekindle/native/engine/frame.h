@@ -70,8 +70,6 @@ struct Frame final {
     Value* wanted;  // value to recompute; null for a first run, which makes all outputs of the call
     std::size_t pending;
     std::size_t locked;
-    // True if the call has unlocked its inputs once to make room for a missing one.
-    bool gave_up = false;
 };
 
 // Return true if `value` is not in memory and can be recomputed. Callers check this again after

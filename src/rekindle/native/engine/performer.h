@@ -33,9 +33,9 @@ public:
     // true on success.
     virtual bool swap_out(Storage& storage, bool keep) = 0;
 
-    // Restore `storage` from its host copy, or report the failure to the engine
-    // (`Engine::swap_in_failed`). `early`: nothing reads the value yet, so that the performer need
-    // not wait for the transfer.
+    // Restore `storage` from its host copy. On failure, report it to the engine
+    // (`Engine::swap_in_failed`), or throw if the storage cannot be recomputed. `early`: nothing
+    // reads the value yet, so that the performer need not wait for the transfer.
     virtual void swap_in(Storage& storage, bool early) = 0;
 
     // Discard the host copy of `storage`. Must not call the engine.

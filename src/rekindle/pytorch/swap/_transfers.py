@@ -132,7 +132,8 @@ class Transfers:
             moved: True if weights and optimizer state may be among the lost values.
         """
         advice = (
-            "It may be a weight or a part of the optimizer's state: load a checkpoint, and "
+            "Rekindle reads it again at its next use, and when the budget ends. If that fails too, "
+            "a weight or a part of the optimizer's state may be lost: load a checkpoint, and "
             if moved
             else "Weights and optimizer state are unchanged: "
         )

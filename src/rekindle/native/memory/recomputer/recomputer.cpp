@@ -65,8 +65,11 @@ void Recomputer::swap_in(Storage& storage, bool early) {
     refuse_in_a_graph(record.site());
     if (const StoragePtr storage_impl = events_.swapper->fetch(record, early); storage_impl) {
         registry_.attach(record, storage_impl);
-    } else if (!record.resident && record.on_host && !engine_.swap_in_failed(record)) {
-        throw SwapReadError(record.site());
+    } else if (!record.resident && record.on_host) {
+        if (!record.replayable) {
+            throw SwapReadError(record.site());
+        }
+        engine_.swap_in_failed(record);
     }  // null: the swap-out was cancelled, or the engine recomputes the value
 }
 

@@ -292,7 +292,12 @@ StoragePtr Swapper::fetch(StorageRecord& record, bool early) {
         why = early && registry_.device.queues() ? "" : end_swap_in(record);
     }
     if (!why.empty()) {
-        forget(record, "read back: " + why);
+        const std::string what = "read back: " + why;
+        if (record.replayable) {
+            forget(record, what);
+        } else {
+            complain(record, what);  // Keep the only copy, because a later attempt may succeed.
+        }
         return {};
     }
     return storage_impl;
@@ -372,10 +377,15 @@ std::string Swapper::read_now(StorageRecord& record) {
 
 // -- failed transfers and invariants --------------------------------------------------------------
 
-// Forget the host copy of `record`, which could not be written or read for the reason `why`.
-void Swapper::forget(StorageRecord& record, const std::string& why) {
+// Note that the host copy of `record` could not be written or read, for the reason `why`.
+void Swapper::complain(const StorageRecord& record, const std::string& why) {
     complaint_due = true;
     copies.complain_of(record.nbytes, record.site(), why);
+}
+
+// Forget the host copy of `record`, which could not be written or read for the reason `why`.
+void Swapper::forget(StorageRecord& record, const std::string& why) {
+    complain(record, why);
     copies.release(record.id);
     copied_.erase(&record);
 }
