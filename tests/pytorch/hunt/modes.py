@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rekindle import policies
-from tests.differ.modes import MOVED, Mode, by_name
+from tests.differ.modes import MOVED, SPLIT, Mode, by_name
 
 _SAVED = {"evict": "saved"}
 _ANYTHING = {"evict": "anything"}
@@ -29,4 +29,5 @@ MODES = by_name(
     Mode("anything, learned", {**_ANYTHING, "learn": "wait"}, weight=0.7),
     Mode("moved, everything evicted", MOVED, "roomy", everything=True),
     Mode("moved, tight", MOVED, "creeping", weight=1.5),
+    Mode("split, tight", SPLIT, weight=2),
 )

@@ -105,8 +105,9 @@ def test_scores_without_room_are_lost_after_write_to_weight() -> None:
         found = model(x)
         functional.cross_entropy(found, words).backward()
         optimizer.step()
-        with pytest.raises(RuntimeError, match="cannot be computed any more"):
+        with pytest.raises(rekindle.OutOfBudget, match="cannot be computed any more") as raised:
             found.sum()
+    assert raised.value.smallest_budget == STATE + SCORES // 2 + SCORES
 
 
 def trained(model: Language, x: Tensor, words: Tensor) -> list[Tensor]:

@@ -364,3 +364,21 @@ def test_running_mean_without_optimizer_keeps_no_batch_alive(evict: Any) -> None
             mean = 0.9 * mean + 0.1 * nn.functional.mse_loss(*torch.rand(2, 100, 100).unbind())
             assert run.memory <= 600_000
     assert 0.1 < float(mean) < 0.3
+
+
+def test_running_mean_keeps_no_batch_of_earlier_budgets() -> None:
+    """Each budget ends with a value that the program holds, and the program keeps each `run`."""
+    layer, mean = nn.Linear(WIDTH, WIDTH, bias=False), torch.zeros(WIDTH)
+    batches, runs = [], []
+    for _ in range(4):
+        batch = torch.rand(8, WIDTH)
+        batches.append(weakref.ref(batch.untyped_storage()))
+        with rekindle.budget(layer.weight.nbytes + 3 * batch.nbytes) as run:
+            y = layer(batch)
+            mean = 0.9 * mean + 0.1 * y.detach().mean(0)
+        runs.append(run)
+        y.square().mean().backward()
+        layer.weight.grad = None
+        del batch, y
+    gc.collect()
+    assert [each() for each in batches] == [None] * 4

@@ -410,8 +410,14 @@ void ExternalWriteError::raise(Session& /*session*/) const {
     throw_python("foreign_input", "s", site);
 }
 
-void LostValueError::raise(Session& /*session*/) const {
-    throw_python("lost_value", "sL", site, static_cast<long long>(nbytes));
+void LostValueError::raise(Session& session) const {
+    throw_python(
+        "lost_value",
+        "sLL",
+        site,
+        static_cast<long long>(nbytes),
+        static_cast<long long>(session.engine.budget == UNLIMITED ? 0 : session.engine.budget)
+    );
 }
 
 void SwapReadError::raise(Session& session) const {

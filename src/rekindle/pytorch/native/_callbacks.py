@@ -149,8 +149,8 @@ class PythonCallbacks:
     def gathered_input(self, nbytes: Bytes, changed: int) -> Unsupported:
         return gathered_input(nbytes, bool(changed))
 
-    def lost_value(self, made_by: str, nbytes: Bytes) -> RuntimeError:
-        return lost_value(made_by, nbytes)
+    def lost_value(self, made_by: str, nbytes: Bytes, budget: Bytes) -> OutOfBudget:
+        return lost_value(made_by, nbytes, budget)
 
     def modified_input(self, made_by: str, now: int, expected: int) -> RuntimeError:
         return modified_input(made_by, now, expected)

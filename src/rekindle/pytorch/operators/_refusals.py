@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rekindle._errors import Unsupported
+from rekindle._errors import OutOfBudget, Unsupported
 from rekindle._types import Bytes
 from rekindle._units import format_bytes
 
@@ -41,13 +41,23 @@ def gathered_input(nbytes: Bytes, changed: bool) -> Unsupported:
     )
 
 
-def lost_value(made_by: str, nbytes: Bytes) -> RuntimeError:
-    """Return the error for a value without room, read after a tensor it needs was overwritten."""
-    return RuntimeError(
+def lost_value(made_by: str, nbytes: Bytes, budget: Bytes) -> OutOfBudget:
+    """Return the error for a value without room, read after a tensor it needs was overwritten.
+
+    Args:
+        made_by: The operator that made the value.
+        nbytes: The size of the value.
+        budget: The budget in bytes; 0 if it has ended.
+    """
+    return OutOfBudget(
         f"a result of {made_by} ({format_bytes(nbytes)}) had no room in the budget, so it was only "
         "computed in slices, where operators read it. A tensor that it is computed from was "
         "overwritten since (by an optimizer step, for example), so it cannot be computed any more. "
-        "Read it before that, or raise the budget by its size"
+        "Read it before that, or raise the budget by its size",
+        needed=nbytes,
+        budget=budget,
+        smallest_budget=budget + nbytes if budget else 0,
+        operator=made_by,
     )
 
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <ranges>
 #include <utility>
 
 #include "../../torch/raised.h"
@@ -179,9 +180,7 @@ void Held::bring_all_back() {
             failure = other;
         }
     }
-    if (eviction) {
-        eviction->forget_recipes();
-    }
+    forget_recipes();
     if (failure) {
         std::rethrow_exception(failure);
     }
@@ -232,6 +231,31 @@ void Held::use_in_any_case(StorageRecord& record) {
             room_.use(record);
         } catch (const OutOfBudgetError& shortage) {
             engine_.budget = std::max(engine_.budget + 1, shortage.memory + shortage.needed);
+        }
+    }
+}
+
+// Drop the recipes of user-held values that no value saved by autograd needs: the budget has ended,
+// so these values stay in memory. Their recipes would keep the values that they read, such as the
+// batch of a step, for as long as the program holds a result.
+void Held::forget_recipes() {
+    std::vector<Ref<Storage>> all;
+    all.reserve(engine_.n_storages());
+    for (Storage* each = engine_.first_storage(); each != nullptr; each = each->next) {
+        all.emplace_back(each);
+    }
+    // The newest first, because a value that was read is needed until its reader has no recipe.
+    for (const Ref<Storage>& each : all | std::views::reverse) {
+        const bool forgettable =
+            each->listed && each->held && each->replayable && !each->consumed();
+        if (forgettable && may_forget(record_of(*each))) {
+            room_.seal(record_of(*each));
+        }
+    }
+    for (const Ref<Storage>& each : all) {
+        if (each->listed && each->dead() && each->resident && each->replayable) {
+            engine_.lock(*each);
+            frees_.events.perform([&] { engine_.unlock(*each); });
         }
     }
 }

@@ -72,6 +72,7 @@ private:
     static bool is_evictable(const StorageRecord& record, const StorageList& read, bool but_saved);
     std::exception_ptr restore_all_placeholders();
     void use_in_any_case(StorageRecord& record);
+    void forget_recipes();
 
     Engine& engine_;
     Registry& registry_;

@@ -488,30 +488,4 @@ void HeldEviction::close() {
     frees_.engine.clear_reserve();
 }
 
-// Drop the recipes of values made with grad mode off, and keep these values in memory, because the
-// budget has ended.
-void HeldEviction::forget_recipes() {
-    Engine& engine = frees_.engine;
-    std::vector<Ref<Storage>> all;
-    all.reserve(engine.n_storages());
-    for (Storage* each = engine.first_storage(); each != nullptr; each = each->next) {
-        all.emplace_back(each);
-    }
-    for (const Ref<Storage>& each : all) {
-        bool plain = false;
-        each_maker(*each, [&](Call& call) {
-            plain = plain || (recipe_of(call).signature && !recipe_of(call).grad_mode);
-        });
-        if (plain && each->listed && each->held && may_forget(record_of(*each))) {
-            room_.seal(record_of(*each));
-        }
-    }
-    for (const Ref<Storage>& each : all) {
-        if (each->listed && each->dead() && each->resident && each->replayable) {
-            engine.lock(*each);
-            frees_.events.perform([&] { engine.unlock(*each); });
-        }
-    }
-}
-
 }  // namespace rekindle

@@ -139,10 +139,8 @@ public:
         step();
     }
 
-    // End the eviction of user-held values, in two steps: `close` runs before all evicted values
-    // are restored, `forget_recipes` afterwards.
+    // End the eviction of user-held values, before all evicted values are restored.
     void close();
-    void forget_recipes();
 
 private:
     // A value that an operator made or used in a backward pass, and the thread that runs this
