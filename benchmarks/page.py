@@ -44,9 +44,10 @@ lines are Rekindle's methods.
 CLAIMS
 
 Each section has one claim. It begins with the command that measured its figures, the machine, the
-version of PyTorch and the commit. Both times of a ratio are measured in one run on one machine; so
-are the rows of one table. `benchmarks/results/` has all figures, also those left out here;
-`benchmarks/README.md` says how each script measures. Terms:
+version of PyTorch and the commit. Both times of a ratio are measured in one run on one machine.
+Rows of one table may come from several runs; the section then lists their commits.
+`benchmarks/results/` has all figures, also those left out here; `benchmarks/README.md` says how
+each script measures. Terms:
 
 - *Online*: `rekindle.budget` before it has learned a plan. *Learned*: it follows a learned plan.
 - *Planned*: `rekindle.plan`. *Compiled*: with `compile=True`. *Sequential*: `rekindle.sequential`.
@@ -76,6 +77,9 @@ def claims() -> list[str]:
     }
     tools = ("rekindle planned", "rekindle learned", "checkpoint")
     half = ["/".join(cell(best[model, tool]) for tool in tools) for model in ("gpt", "bert")]
+    limited, roomy = (
+        newest_share("BERT-large", way) for way in ("online, in that device", "online")
+    )
     over = [max(row["first"], row["over"]) for row in load("cap")["rows"] if "over" in row]
     zoo, tested = load("zoo")["counts"], load("sweeps")
     same = sum(row["same"] for row in tested.values())
@@ -89,8 +93,8 @@ def claims() -> list[str]:
             "[tools](#compared-with-other-tools)",
         ],
         [
-            "on a GPU a larger batch trains in the memory of a smaller one",
-            f"`budget`: {newest_share('BERT-large')} of plain throughput (BERT-large, float32)",
+            "on a GPU BERT-large (float32) trains twice the batch in the same memory",
+            f"{limited} of plain throughput on a limited device, {roomy} on a larger one",
             "[GPU](#on-a-gpu)",
         ],
         [
@@ -130,10 +134,13 @@ def peers() -> str:
     limits = (0.51, 0.26, 0.16)  # a little above the budgets, because allocations are rounded
     parts = ["## Compared with other tools", "", said(found), ""]
     parts += [
-        "Time over plain of the fastest setting of each tool whose measured activation memory is",
-        "at most 51, 26 and 16 % of plain PyTorch's; then the memory of the smallest setting.",
-        "An empty cell: no setting needs so little. PyTorch's profiler measures memory.",
-        "*Checkpoint* is `torch.utils.checkpoint` around blocks, *selective* its variant.",
+        "Three tables show the time over plain of each tool's fastest setting within 51, 26 and",
+        "16 % of plain PyTorch's activations. The last table shows the least memory of settings",
+        "that were tried: for budgets 25 % is the smallest tried, not the smallest that works. An",
+        "empty cell: no setting needs so little. PyTorch's profiler measures memory. Plain PyTorch",
+        "is not compiled, so a compiled plan can be faster. *Checkpoint* is",
+        "`torch.utils.checkpoint` around blocks, *selective* its variant that keeps the results of",
+        "products.",
         *several_runs(found["rows"]),
     ]
     for cpu, measured in by_machine(rows).items():

@@ -136,8 +136,8 @@ def _on_floor(trace: Trace, smallest: Bytes) -> tuple[str, ...]:
     needed = format_bytes(need)
     needed += f" ({format_bytes(workspace)} of it workspace)" if workspace else ""
     return (
-        f"No budget can be smaller than {needed}, which {operator} needs at once"
-        + (f": {remedy}." if remedy else "."),
+        f"No budget can be smaller than {needed}: tensors that are never evicted, and those that "
+        f"{operator} needs at once" + (f". To avoid this: {remedy}." if remedy else "."),
     )
 
 
