@@ -1,16 +1,14 @@
-"""Run a stage of a model a second time with the same random numbers, autocast and buffers.
+"""Run a stage of a model a second time with the same buffers.
 
-A **stage** is a few `nn.Module`s in sequence. Its result depends on its input, its parameters and
-other state: random number generators, autocast and buffers. A `Moment` saves this other state
-before a stage runs. `Moment.restored` sets the saved state for a second run of the stage, and
-resets the current state afterwards. So a second run advances no random number generator and updates
-no batch-norm statistics.
+A **stage** is a few `nn.Module`s in sequence. A `Moment` saves the buffers of a stage before it
+runs. `Moment.restored` sets the saved buffers for a second run of the stage, and resets the current
+ones afterwards. So a second run updates no batch-norm statistics.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, final
 
 import torch
@@ -77,57 +75,37 @@ def _equal(one: Tensor | None, other: Tensor) -> bool:
 
 @final
 class Moment:
-    """The state that a run of a stage started from: generators, autocast and buffers.
+    """The state that a stage started from: its buffers, and the versions of its parameters.
 
-    A second run of the stage starts from this state, so it gives the same result. The versions of
-    the parameters are recorded to detect changes.
+    `torch.utils.checkpoint` restores the random number generators and autocast for a second run.
+    This class restores the buffers, and raises an error if a parameter was modified.
     """
 
-    def __init__(self, stage: Stage, x: Any) -> None:
-        self.stage = stage
-        self.devices = devices_of(x)
-        self.generators: list[Tensor] | None = [*_states(self.devices)]
-        self.autocast = [autocast_of(kind) for kind in ("cpu", *self._kinds())]
-        self.buffers: list[tuple[nn.Module, str, Tensor]] = [
-            (module, name, _buffer(module, name).detach().clone())
-            for module, name in stage.moving()
-        ]
-        self.versions = [parameter._version for parameter in stage.parameters]
-
-    def _kinds(self) -> list[str]:
-        return sorted({device.type for device in self.devices})
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._buffers = _copies(stage.moving())
+        self._versions = self._current()
 
     def after(self) -> None:
-        """Free the saved state that the run of the stage did not change. Called after the run."""
-        self.stage.learn(self.buffers)
-        moving = {*self.stage.moving()}
-        self.buffers = [entry for entry in self.buffers if entry[:2] in moving]
-        now = _states(self.devices)
-        assert self.generators is not None
-        if all(map(torch.equal, self.generators, now)):
-            self.generators = None
+        """Free the copies of buffers that the run of the stage did not change."""
+        self._stage.learn(self._buffers)
+        moving = {*self._stage.moving()}
+        self._buffers = [entry for entry in self._buffers if entry[:2] in moving]
 
     @contextmanager
     def restored(self) -> Generator[None]:
-        """Inside the block, set the saved state, so that the stage runs as in its first run."""
-        self._check_parameters()
-        with ExitStack() as stack:
-            if self.generators is not None:
-                stack.enter_context(_generators(self.devices, self.generators))
-            for kind, dtype, enabled in self.autocast:
-                stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
-            swapped = [(m, name, copy.clone()) for m, name, copy in self.buffers]
-            stack.enter_context(_buffers(swapped))
-            stack.enter_context(torch.enable_grad())
-            yield
-
-    def _check_parameters(self) -> None:
-        if self.versions != [parameter._version for parameter in self.stage.parameters]:
+        """Inside the block, the stage runs as in its first run, and changes no buffer."""
+        if self._versions != self._current():
             raise RuntimeError(
-                f"a parameter of stage {self.stage.name} was modified in place between the "
+                f"a parameter of stage {self._stage.name} was modified in place between the "
                 "forward and the backward pass, so the stage cannot be recomputed. Call "
                 "loss.backward() before optimizer.step()"
             )
+        with _buffers([(module, name, copy.clone()) for module, name, copy in self._buffers]):
+            yield
+
+    def _current(self) -> list[int]:
+        return [parameter._version for parameter in self._stage.parameters]
 
 
 @contextmanager
@@ -137,12 +115,17 @@ def undisturbed(stage: Stage, x: Any) -> Generator[None]:
     The stage writes into copies of its buffers. After the block, the states of the random number
     generators are reset. So a trial run of the stage does not affect the program.
     """
-    devices = devices_of(x)
-    copies = [(module, name, _buffer(module, name).clone()) for module, name in stage.buffers()]
     before = [(module, name, _buffer(module, name)) for module, name in stage.buffers()]
-    with _generators(devices, _states(devices)), _buffers(copies):
+    with generators_kept(x), _buffers(_copies(stage.buffers())):
         yield
         stage.learn(before)
+
+
+def generators_kept(values: Any) -> AbstractContextManager[None]:
+    """Inside the block, random numbers change no generator; on the devices of `values` as well."""
+    devices = devices_of(values)
+    kind = devices[0].type if devices else "cuda"
+    return torch.random.fork_rng(devices, device_type=kind)
 
 
 def devices_of(values: Any) -> list[torch.device]:
@@ -171,26 +154,8 @@ def _buffer(module: nn.Module, name: str) -> Tensor:
     return buffer
 
 
-def _states(devices: Sequence[torch.device]) -> list[Tensor]:
-    """Return the states of the default random number generators of the CPU and of `devices`."""
-    others = [torch.get_device_module(device).get_rng_state(device) for device in devices]
-    return [torch.get_rng_state(), *others]
-
-
-@contextmanager
-def _generators(devices: Sequence[torch.device], states: Sequence[Tensor]) -> Generator[None]:
-    before = _states(devices)
-    try:
-        _set(devices, states)
-        yield
-    finally:
-        _set(devices, before)
-
-
-def _set(devices: Sequence[torch.device], states: Sequence[Tensor]) -> None:
-    torch.set_rng_state(states[0])
-    for device, state in zip(devices, states[1:], strict=True):
-        torch.get_device_module(device).set_rng_state(state, device)
+def _copies(buffers: Iterable[tuple[nn.Module, str]]) -> list[tuple[nn.Module, str, Tensor]]:
+    return [(module, name, _buffer(module, name).detach().clone()) for module, name in buffers]
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Run an `nn.Sequential` by a schedule that says which of its stages to recompute.
 
 `Chained` measures time and memory of its stages for each new shape and type of input, and asks a
-planner for a schedule. `_frame.py` runs the schedule.
+planner for a schedule. `_nested.py` runs the schedule.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from torch import Tensor, nn
 
 from rekindle._errors import Unsupported
 from rekindle._types import Bytes
-from rekindle.planners._chain import Kind
 from rekindle.planners._costs import ChainSchedule, Measured
 from rekindle.pytorch.chains._again import autocast_of, devices_of
-from rekindle.pytorch.chains._frame import Frame
+from rekindle.pytorch.chains._nested import Pass, nested
 from rekindle.pytorch.chains._stages import measure, stages_of
 from rekindle.pytorch.tensors import bytes_of, tensors_of
 
@@ -82,8 +81,9 @@ class Chained(nn.Sequential):
         x = inputs[0]
         if torch.is_grad_enabled():
             self.schedule = self._scheduled(x)
-            if any(each.kind in (Kind.DROP, Kind.KEEP) for each in self.schedule.operations):
-                return Frame(self._stages, self.schedule.operations).forward(x)
+            parts = nested(self.schedule.operations, len(self._stages))
+            if not all(isinstance(part, int) for part in parts):
+                return Pass(self._stages).run(parts, x)
         return super().forward(x)
 
     def _scheduled(self, x: Any) -> ChainSchedule:

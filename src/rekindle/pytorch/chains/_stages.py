@@ -21,7 +21,13 @@ from rekindle._errors import Unsupported
 from rekindle._types import Bytes, Nanoseconds
 from rekindle.planners._costs import Measured
 from rekindle.planners._costs import Stage as Costs
-from rekindle.pytorch.chains._again import Stage, detached, devices_of, undisturbed
+from rekindle.pytorch.chains._again import (
+    Stage,
+    detached,
+    devices_of,
+    generators_kept,
+    undisturbed,
+)
 from rekindle.pytorch.tensors import Meter, bytes_of, tensors_of
 
 #: Number of runs that measure a stage's time, of which the median counts. The number of runs that
@@ -290,7 +296,7 @@ def _measure_loss(loss: Callable[[Any], Tensor], output: Any) -> tuple[Nanosecon
     wanted = [each for each in tensors_of(output) if each.requires_grad]
     if not wanted:
         return 0, 0, 0
-    with torch.random.fork_rng(devices_of(output)), torch.enable_grad():
+    with generators_kept(output), torch.enable_grad():
         started = _now(devices_of(output))
         torch.autograd.grad(loss(output), wanted, allow_unused=True)
         elapsed = _now(devices_of(output)) - started
