@@ -81,8 +81,6 @@ struct Blocks::Evicted final {
     Evicted() = default;
     Evicted(const Evicted&) = delete;
     Evicted& operator=(const Evicted&) = delete;
-    Evicted(Evicted&&) = delete;
-    Evicted& operator=(Evicted&&) = delete;
 
     ~Evicted() { clear(); }
 

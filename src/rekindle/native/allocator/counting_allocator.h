@@ -53,8 +53,6 @@ public:
     explicit AllocationLimit(Bytes most) noexcept;
     AllocationLimit(const AllocationLimit&) = delete;
     AllocationLimit& operator=(const AllocationLimit&) = delete;
-    AllocationLimit(AllocationLimit&&) = delete;
-    AllocationLimit& operator=(AllocationLimit&&) = delete;
     ~AllocationLimit();
 
     // Throw `std::bad_alloc` if a scope of this thread forbids to allocate `bytes`.

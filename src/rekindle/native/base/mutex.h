@@ -99,8 +99,6 @@ public:
     public:
         Opening(const Opening&) = delete;
         Opening& operator=(const Opening&) = delete;
-        Opening(Opening&&) = delete;
-        Opening& operator=(Opening&&) = delete;
         virtual ~Opening() = default;
 
         // Return true if any thread, this one included, took the mutex since this scope began.
@@ -246,8 +244,6 @@ public:
 
     Looking(const Looking&) = delete;
     Looking& operator=(const Looking&) = delete;
-    Looking(Looking&&) = delete;
-    Looking& operator=(Looking&&) = delete;
 
     ~Looking() {
         if (!mine_) {
@@ -268,8 +264,6 @@ public:
 
     Locked(const Locked&) = delete;
     Locked& operator=(const Locked&) = delete;
-    Locked(Locked&&) = delete;
-    Locked& operator=(Locked&&) = delete;
 
     ~Locked() {
         if (held_) [[likely]] {
@@ -306,8 +300,6 @@ public:
 
     Unlocked(const Unlocked&) = delete;
     Unlocked& operator=(const Unlocked&) = delete;
-    Unlocked(Unlocked&&) = delete;
-    Unlocked& operator=(Unlocked&&) = delete;
 
     ~Unlocked() {
         if (!lock_.is_held()) [[likely]] {

@@ -25,8 +25,6 @@ struct Counted {
 
     Counted(const Counted&) = delete;
     Counted& operator=(const Counted&) = delete;
-    Counted(Counted&&) = delete;
-    Counted& operator=(Counted&&) = delete;
 
     union {
         // List that the object joins when its count drops to zero. Valid while the count is not

@@ -25,8 +25,6 @@ public:
     Slab() = default;
     Slab(const Slab&) = delete;
     Slab& operator=(const Slab&) = delete;
-    Slab(Slab&&) = delete;
-    Slab& operator=(Slab&&) = delete;
     ~Slab() = default;  // Does not destroy live objects: the owner of the pool must do so.
 
     // Make an object. The returned reference is valid until `drop` destroys the object.
@@ -101,8 +99,6 @@ public:
     Arrays() = default;
     Arrays(const Arrays&) = delete;
     Arrays& operator=(const Arrays&) = delete;
-    Arrays(Arrays&&) = delete;
-    Arrays& operator=(Arrays&&) = delete;
     ~Arrays() = default;
 
     // Return uninitialized memory for `length` elements; null if `length` is 0.

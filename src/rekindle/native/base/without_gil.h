@@ -11,8 +11,6 @@ public:
     WithoutGil();
     WithoutGil(const WithoutGil&) = delete;
     WithoutGil& operator=(const WithoutGil&) = delete;
-    WithoutGil(WithoutGil&&) = delete;
-    WithoutGil& operator=(WithoutGil&&) = delete;
     ~WithoutGil();
 
 private:

@@ -18,8 +18,6 @@ public:
     Chooser() = default;
     Chooser(const Chooser&) = delete;
     Chooser& operator=(const Chooser&) = delete;
-    Chooser(Chooser&&) = delete;
-    Chooser& operator=(Chooser&&) = delete;
     virtual ~Chooser() = default;
 
     // Return true if the policy depends on events before its first choice, and not only on the

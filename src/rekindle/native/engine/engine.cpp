@@ -151,8 +151,6 @@ public:
 
     Saved(const Saved&) = delete;
     Saved& operator=(const Saved&) = delete;
-    Saved(Saved&&) = delete;
-    Saved& operator=(Saved&&) = delete;
 
     ~Saved() {
         for (Storage* storage : storages_) {

@@ -41,8 +41,6 @@ public:
     );
     Engine(const Engine&) = delete;
     Engine& operator=(const Engine&) = delete;
-    Engine(Engine&&) = delete;
-    Engine& operator=(Engine&&) = delete;
     ~Engine() = default;
 
     // Scope inside `Performer::compute` in which the engine accepts other events (visits), from
@@ -57,8 +55,6 @@ public:
         explicit Interlude(Engine& engine);
         Interlude(const Interlude&) = delete;
         Interlude& operator=(const Interlude&) = delete;
-        Interlude(Interlude&&) = delete;
-        Interlude& operator=(Interlude&&) = delete;
         ~Interlude();
 
         // Record that an event of another thread ran during this scope. The interrupted event then

@@ -62,8 +62,6 @@ public:
 
     Exact(const Exact&) = delete;
     Exact& operator=(const Exact&) = delete;
-    Exact(Exact&&) = delete;
-    Exact& operator=(Exact&&) = delete;
     ~Exact() override;
 
     Nanoseconds cost(Storage& storage, Span& span) override;

@@ -50,8 +50,6 @@ public:
     Host() = default;
     Host(const Host&) = delete;
     Host& operator=(const Host&) = delete;
-    Host(Host&&) = delete;
-    Host& operator=(Host&&) = delete;
 
     // Update which storages the program still holds. Called before the follower restores values.
     virtual void poll() = 0;
@@ -74,8 +72,6 @@ public:
     Follower(Engine& engine, const Route& route, Host& host);
     Follower(const Follower&) = delete;
     Follower& operator=(const Follower&) = delete;
-    Follower(Follower&&) = delete;
-    Follower& operator=(Follower&&) = delete;
     ~Follower() = default;
 
     // Return the number of steps of the plan (evictions and restores) performed so far.

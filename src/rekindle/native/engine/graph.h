@@ -188,8 +188,6 @@ public:
     Graph() = default;
     Graph(const Graph&) = delete;
     Graph& operator=(const Graph&) = delete;
-    Graph(Graph&&) = delete;
-    Graph& operator=(Graph&&) = delete;
     ~Graph() = default;
 
     // Return true if some storage or call has no reference left and is not destroyed yet.

@@ -43,8 +43,6 @@ public:
 
     HostMemory(const HostMemory&) = delete;
     HostMemory& operator=(const HostMemory&) = delete;
-    HostMemory(HostMemory&&) = delete;
-    HostMemory& operator=(HostMemory&&) = delete;
     ~HostMemory() = default;
 
     Bytes limit;

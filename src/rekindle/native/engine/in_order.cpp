@@ -34,8 +34,6 @@ public:
 
     Lent(const Lent&) = delete;
     Lent& operator=(const Lent&) = delete;
-    Lent(Lent&&) = delete;
-    Lent& operator=(Lent&&) = delete;
 
     ~Lent() { stack_.resize(base_); }
 
@@ -60,8 +58,6 @@ public:
 
     Waiting(const Waiting&) = delete;
     Waiting& operator=(const Waiting&) = delete;
-    Waiting(Waiting&&) = delete;
-    Waiting& operator=(Waiting&&) = delete;
 
     ~Waiting() { undo(); }
 

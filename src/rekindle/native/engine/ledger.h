@@ -37,8 +37,6 @@ class Ledger {
 public:
     Ledger(const Ledger&) = delete;
     Ledger& operator=(const Ledger&) = delete;
-    Ledger(Ledger&&) = delete;
-    Ledger& operator=(Ledger&&) = delete;
 
     Bytes budget;
     Bytes memory = 0;
@@ -178,8 +176,6 @@ protected:
 
         Event(const Event&) = delete;
         Event& operator=(const Event&) = delete;
-        Event(Event&&) = delete;
-        Event& operator=(Event&&) = delete;
 
         ~Event() {
             --ledger_.nesting_;

@@ -26,8 +26,6 @@ public:
     Neighborhood() = default;
     Neighborhood(const Neighborhood&) = delete;
     Neighborhood& operator=(const Neighborhood&) = delete;
-    Neighborhood(Neighborhood&&) = delete;
-    Neighborhood& operator=(Neighborhood&&) = delete;
     virtual ~Neighborhood() = default;
 
     virtual bool remembers() const { return false; }

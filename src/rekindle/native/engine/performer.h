@@ -15,8 +15,6 @@ public:
     Performer() = default;
     Performer(const Performer&) = delete;
     Performer& operator=(const Performer&) = delete;
-    Performer(Performer&&) = delete;
-    Performer& operator=(Performer&&) = delete;
 
     // Run `call`, for the first time or to recompute its outputs. If `in_place`, the outputs use
     // the memory of the storages that the call overwrites. After an exception nothing may have

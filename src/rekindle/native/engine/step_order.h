@@ -33,8 +33,6 @@ public:
     StepOrder() = default;
     StepOrder(const StepOrder&) = delete;
     StepOrder& operator=(const StepOrder&) = delete;
-    StepOrder(StepOrder&&) = delete;
-    StepOrder& operator=(StepOrder&&) = delete;
     ~StepOrder() = default;
 
     std::int64_t place = 0;  // number of calls since the step began

@@ -64,8 +64,6 @@ public:
     );
     Session(const Session&) = delete;
     Session& operator=(const Session&) = delete;
-    Session(Session&&) = delete;
-    Session& operator=(Session&&) = delete;
     ~Session() override;
 
     // The parts, each built on those before it. What the engine's destructor asks stands before the

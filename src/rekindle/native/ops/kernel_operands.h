@@ -21,8 +21,6 @@ public:
     explicit KernelOperands(std::span<const StoragePtr> operands) noexcept;
     KernelOperands(const KernelOperands&) = delete;
     KernelOperands& operator=(const KernelOperands&) = delete;
-    KernelOperands(KernelOperands&&) = delete;
-    KernelOperands& operator=(KernelOperands&&) = delete;
     ~KernelOperands();
 
     // Return true if an operator that the current thread runs has an operand in `storage_impl`.

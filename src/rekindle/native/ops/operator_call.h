@@ -68,8 +68,6 @@ public:
 
     OperatorCall(const OperatorCall&) = delete;
     OperatorCall& operator=(const OperatorCall&) = delete;
-    OperatorCall(OperatorCall&&) = delete;
-    OperatorCall& operator=(OperatorCall&&) = delete;
 
     const c10::OperatorHandle& op;
     const c10::DispatchKeySet keys;

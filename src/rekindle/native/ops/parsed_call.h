@@ -28,8 +28,6 @@ public:
 
     ParsedCall(const ParsedCall&) = delete;
     ParsedCall& operator=(const ParsedCall&) = delete;
-    ParsedCall(ParsedCall&&) = delete;
-    ParsedCall& operator=(ParsedCall&&) = delete;
     ~ParsedCall() = default;
 
     // Parse the arguments on top of `stack`. `keys`: the dispatch keys of the call.

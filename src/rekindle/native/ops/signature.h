@@ -44,8 +44,6 @@ public:
     Signature(c10::OperatorHandle called, ParsedCall& parsed, const torch::jit::Stack& stack);
     Signature(const Signature&) = delete;
     Signature& operator=(const Signature&) = delete;
-    Signature(Signature&&) = delete;
-    Signature& operator=(Signature&&) = delete;
     ~Signature() override = default;
 
     const Facts& facts;

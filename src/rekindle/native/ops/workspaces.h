@@ -41,8 +41,6 @@ public:
     WorkspaceProbe(const Device& device, Bytes limit, std::optional<MoveLimit> move);
     WorkspaceProbe(const WorkspaceProbe&) = delete;
     WorkspaceProbe& operator=(const WorkspaceProbe&) = delete;
-    WorkspaceProbe(WorkspaceProbe&&) = delete;
-    WorkspaceProbe& operator=(WorkspaceProbe&&) = delete;
     ~WorkspaceProbe();
 
     // Return true if the device has an allocator that can be measured.

@@ -30,8 +30,6 @@ public:
 
     Object(const Object&) = delete;
     Object& operator=(const Object&) = delete;
-    Object(Object&&) = delete;
-    Object& operator=(Object&&) = delete;
 
     ~Object() { Py_XDECREF(object_); }
 

@@ -44,8 +44,6 @@ public:
 
     WithoutFunctionModes(const WithoutFunctionModes&) = delete;
     WithoutFunctionModes& operator=(const WithoutFunctionModes&) = delete;
-    WithoutFunctionModes(WithoutFunctionModes&&) = delete;
-    WithoutFunctionModes& operator=(WithoutFunctionModes&&) = delete;
 
     ~WithoutFunctionModes() { at::impl::PythonTorchFunctionTLS::set_disabled_state(before_); }
 

@@ -161,8 +161,6 @@ public:
 
     PendingError(const PendingError&) = delete;
     PendingError& operator=(const PendingError&) = delete;
-    PendingError(PendingError&&) = delete;
-    PendingError& operator=(PendingError&&) = delete;
 
     // NOLINTNEXTLINE(bugprone-exception-escape): restore() does not throw, but does not say so
     ~PendingError() {
@@ -185,8 +183,6 @@ public:
 
     Busy(const Busy&) = delete;
     Busy& operator=(const Busy&) = delete;
-    Busy(Busy&&) = delete;
-    Busy& operator=(Busy&&) = delete;
 
     ~Busy() {
         const Looking looking;

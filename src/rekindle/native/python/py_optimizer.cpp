@@ -25,8 +25,6 @@ public:
 
     NestingLevel(const NestingLevel&) = delete;
     NestingLevel& operator=(const NestingLevel&) = delete;
-    NestingLevel(NestingLevel&&) = delete;
-    NestingLevel& operator=(NestingLevel&&) = delete;
 
     ~NestingLevel() { Py_LeaveRecursiveCall(); }
 };
@@ -130,8 +128,6 @@ public:
     TensorList() = default;
     TensorList(const TensorList&) = delete;
     TensorList& operator=(const TensorList&) = delete;
-    TensorList(TensorList&&) = delete;
-    TensorList& operator=(TensorList&&) = delete;
 
     ~TensorList() {
         for (PyObject* each : objects_) {

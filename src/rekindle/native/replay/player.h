@@ -112,8 +112,6 @@ public:
     );
     Player(const Player&) = delete;
     Player& operator=(const Player&) = delete;
-    Player(Player&&) = delete;
-    Player& operator=(Player&&) = delete;
     ~Player() = default;
 
     // Replay the stream `words`. Throw `NoRoom`, `Thrashed` or `Malformed`. If `check` is set,

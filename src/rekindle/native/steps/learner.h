@@ -89,8 +89,6 @@ public:
 
     Learner(const Learner&) = delete;
     Learner& operator=(const Learner&) = delete;
-    Learner(Learner&&) = delete;
-    Learner& operator=(Learner&&) = delete;
     ~Learner() override = default;
 
     // Most operators of a step that may follow a plan. There is a limit, because a program without

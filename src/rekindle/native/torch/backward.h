@@ -14,8 +14,6 @@ public:
     BackwardPass() noexcept;
     BackwardPass(const BackwardPass&) = delete;
     BackwardPass& operator=(const BackwardPass&) = delete;
-    BackwardPass(BackwardPass&&) = delete;
-    BackwardPass& operator=(BackwardPass&&) = delete;
     ~BackwardPass();
 };
 

@@ -31,8 +31,6 @@ public:
     FreeQueue();
     FreeQueue(const FreeQueue&) = delete;
     FreeQueue& operator=(const FreeQueue&) = delete;
-    FreeQueue(FreeQueue&&) = delete;
-    FreeQueue& operator=(FreeQueue&&) = delete;
     ~FreeQueue();
 
     bool any() const noexcept { return any_.load(std::memory_order_acquire); }

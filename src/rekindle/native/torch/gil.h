@@ -13,8 +13,6 @@ public:
 
     Gil(const Gil&) = delete;
     Gil& operator=(const Gil&) = delete;
-    Gil(Gil&&) = delete;
-    Gil& operator=(Gil&&) = delete;
 
     ~Gil() { PyGILState_Release(state_); }
 

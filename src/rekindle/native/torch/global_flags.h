@@ -45,8 +45,6 @@ public:
     ScopedGlobalFlags(std::int64_t switches_then, std::int64_t products_then, bool alone);
     ScopedGlobalFlags(const ScopedGlobalFlags&) = delete;
     ScopedGlobalFlags& operator=(const ScopedGlobalFlags&) = delete;
-    ScopedGlobalFlags(ScopedGlobalFlags&&) = delete;
-    ScopedGlobalFlags& operator=(ScopedGlobalFlags&&) = delete;
     ~ScopedGlobalFlags();
 
 private:

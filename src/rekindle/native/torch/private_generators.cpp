@@ -51,8 +51,6 @@ public:
 
     Exchanged(const Exchanged&) = delete;
     Exchanged& operator=(const Exchanged&) = delete;
-    Exchanged(Exchanged&&) = delete;
-    Exchanged& operator=(Exchanged&&) = delete;
 
     ~Exchanged() { set(before_); }
 
@@ -83,8 +81,6 @@ public:
 
     Intercepting(const Intercepting&) = delete;
     Intercepting& operator=(const Intercepting&) = delete;
-    Intercepting(Intercepting&&) = delete;
-    Intercepting& operator=(Intercepting&&) = delete;
 
     ~Intercepting() {
         --intercepting;

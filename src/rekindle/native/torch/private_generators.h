@@ -37,8 +37,6 @@ public:
     explicit PrivateGenerators(std::span<const std::unique_ptr<RngCheckpoint>> states);
     PrivateGenerators(const PrivateGenerators&) = delete;
     PrivateGenerators& operator=(const PrivateGenerators&) = delete;
-    PrivateGenerators(PrivateGenerators&&) = delete;
-    PrivateGenerators& operator=(PrivateGenerators&&) = delete;
     ~PrivateGenerators() = default;
 
     // Call the operator `op` with the arguments on `stack`, and let it draw from the private

@@ -38,8 +38,6 @@ public:
     Random(at::Generator generator, const MtState& around, const MtWords& words);
     Random(const Random&) = delete;
     Random& operator=(const Random&) = delete;
-    Random(Random&&) = delete;
-    Random& operator=(Random&&) = delete;
     ~Random() = default;
 
     // Set the CPU generator `generator()` to this state.

@@ -14,8 +14,6 @@ public:
     explicit ReplayDispatchGuard(bool grad_mode);
     ReplayDispatchGuard(const ReplayDispatchGuard&) = delete;
     ReplayDispatchGuard& operator=(const ReplayDispatchGuard&) = delete;
-    ReplayDispatchGuard(ReplayDispatchGuard&&) = delete;
-    ReplayDispatchGuard& operator=(ReplayDispatchGuard&&) = delete;
     ~ReplayDispatchGuard();
 
 private:

@@ -37,8 +37,6 @@ public:
     explicit MtBlock(std::uint64_t seed);
     MtBlock(const MtBlock&) = delete;
     MtBlock& operator=(const MtBlock&) = delete;
-    MtBlock(MtBlock&&) = delete;
-    MtBlock& operator=(MtBlock&&) = delete;
     ~MtBlock() override;
 
     MtWords words() const;
@@ -59,8 +57,6 @@ public:
     RngCheckpoint(at::Generator generator, const PhiloxState& there);
     RngCheckpoint(const RngCheckpoint&) = delete;
     RngCheckpoint& operator=(const RngCheckpoint&) = delete;
-    RngCheckpoint(RngCheckpoint&&) = delete;
-    RngCheckpoint& operator=(RngCheckpoint&&) = delete;
     ~RngCheckpoint();
 
     const at::Generator& generator() const noexcept { return generator_; }

@@ -40,8 +40,6 @@ public:
     ScopedWithoutCastCache();
     ScopedWithoutCastCache(const ScopedWithoutCastCache&) = delete;
     ScopedWithoutCastCache& operator=(const ScopedWithoutCastCache&) = delete;
-    ScopedWithoutCastCache(ScopedWithoutCastCache&&) = delete;
-    ScopedWithoutCastCache& operator=(ScopedWithoutCastCache&&) = delete;
     ~ScopedWithoutCastCache();
 
 private:
@@ -55,8 +53,6 @@ public:
     explicit ScopedThreadState(const ThreadState& then);
     ScopedThreadState(const ScopedThreadState&) = delete;
     ScopedThreadState& operator=(const ScopedThreadState&) = delete;
-    ScopedThreadState(ScopedThreadState&&) = delete;
-    ScopedThreadState& operator=(ScopedThreadState&&) = delete;
     ~ScopedThreadState();
 
 private:

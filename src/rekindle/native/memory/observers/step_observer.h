@@ -12,8 +12,6 @@ class StepObserver {
 public:
     StepObserver(const StepObserver&) = delete;
     StepObserver& operator=(const StepObserver&) = delete;
-    StepObserver(StepObserver&&) = delete;
-    StepObserver& operator=(StepObserver&&) = delete;
     virtual ~StepObserver() = default;
 
     // The program ran the operator call `call`, and the engine has recorded it.

@@ -50,8 +50,6 @@ public:
     Transcriber() = default;
     Transcriber(const Transcriber&) = delete;
     Transcriber& operator=(const Transcriber&) = delete;
-    Transcriber(Transcriber&&) = delete;
-    Transcriber& operator=(Transcriber&&) = delete;
     ~Transcriber() = default;
 
     // Record the events of `engine`. Called once, before any recording begins.

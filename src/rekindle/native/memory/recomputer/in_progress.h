@@ -12,8 +12,6 @@ public:
     HeldValues() = default;
     HeldValues(const HeldValues&) = delete;
     HeldValues& operator=(const HeldValues&) = delete;
-    HeldValues(HeldValues&&) = delete;
-    HeldValues& operator=(HeldValues&&) = delete;
 
     // Exclude all user-held values from eviction. An operator is about to begin that may read any
     // of them.
@@ -32,8 +30,6 @@ public:
 
     ScopedCount(const ScopedCount&) = delete;
     ScopedCount& operator=(const ScopedCount&) = delete;
-    ScopedCount(ScopedCount&&) = delete;
-    ScopedCount& operator=(ScopedCount&&) = delete;
 
     ~ScopedCount() { --count_; }
 

@@ -38,8 +38,6 @@ public:
 
     Recomputer(const Recomputer&) = delete;
     Recomputer& operator=(const Recomputer&) = delete;
-    Recomputer(Recomputer&&) = delete;
-    Recomputer& operator=(Recomputer&&) = delete;
     ~Recomputer() = default;
 
     void compute(Call& call, bool in_place) override;

@@ -37,8 +37,6 @@ public:
     );
     Recomputing(const Recomputing&) = delete;
     Recomputing& operator=(const Recomputing&) = delete;
-    Recomputing(Recomputing&&) = delete;
-    Recomputing& operator=(Recomputing&&) = delete;
     ~Recomputing() override;
 
     // Record that the kernel failed before it wrote anything. The destructor then restores the

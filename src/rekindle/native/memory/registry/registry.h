@@ -29,8 +29,6 @@ public:
 
     Registry(const Registry&) = delete;
     Registry& operator=(const Registry&) = delete;
-    Registry(Registry&&) = delete;
-    Registry& operator=(Registry&&) = delete;
     ~Registry() = default;
 
     // what this part is built on

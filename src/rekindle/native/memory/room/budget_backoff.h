@@ -64,8 +64,6 @@ public:
 
         ScopedNoBackoff(const ScopedNoBackoff&) = delete;
         ScopedNoBackoff& operator=(const ScopedNoBackoff&) = delete;
-        ScopedNoBackoff(ScopedNoBackoff&&) = delete;
-        ScopedNoBackoff& operator=(ScopedNoBackoff&&) = delete;
 
         ~ScopedNoBackoff() { of_.insists_ = before_; }
 

@@ -24,8 +24,6 @@ public:
     explicit Consulting(Frees& frees);
     Consulting(const Consulting&) = delete;
     Consulting& operator=(const Consulting&) = delete;
-    Consulting(Consulting&&) = delete;
-    Consulting& operator=(Consulting&&) = delete;
     ~Consulting() override;
 
 protected:

@@ -30,8 +30,6 @@ public:
 
     Events(const Events&) = delete;
     Events& operator=(const Events&) = delete;
-    Events(Events&&) = delete;
-    Events& operator=(Events&&) = delete;
     ~Events() = default;
 
     // swaps values to host memory or to a file; null: swapping is off

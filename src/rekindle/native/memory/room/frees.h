@@ -26,8 +26,6 @@ public:
 
     Frees(const Frees&) = delete;
     Frees& operator=(const Frees&) = delete;
-    Frees(Frees&&) = delete;
-    Frees& operator=(Frees&&) = delete;
 
     // The engine is destroyed next. Until then nothing may refer to its storages.
     ~Frees() { registry.close(); }

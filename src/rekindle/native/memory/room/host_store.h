@@ -36,8 +36,6 @@ public:
     explicit HostStore(_object* python);
     HostStore(const HostStore&) = delete;
     HostStore& operator=(const HostStore&) = delete;
-    HostStore(HostStore&&) = delete;
-    HostStore& operator=(HostStore&&) = delete;
     ~HostStore();
 
     // Record that the program uses `stream` of the device. A copy to or from the host starts after

@@ -31,8 +31,6 @@ public:
     explicit PythonChooser(_object* object);
     PythonChooser(const PythonChooser&) = delete;
     PythonChooser& operator=(const PythonChooser&) = delete;
-    PythonChooser(PythonChooser&&) = delete;
-    PythonChooser& operator=(PythonChooser&&) = delete;
     ~PythonChooser() override;
 
     // Set the budget whose engine asks this Python policy for storages to evict.

@@ -40,8 +40,6 @@ public:
 
     Room(const Room&) = delete;
     Room& operator=(const Room&) = delete;
-    Room(Room&&) = delete;
-    Room& operator=(Room&&) = delete;
     ~Room() = default;
 
     BudgetBackoff backoff;

@@ -41,8 +41,6 @@ public:
     Swapper(Engine& engine, Registry& registry, _object* store);
     Swapper(const Swapper&) = delete;
     Swapper& operator=(const Swapper&) = delete;
-    Swapper(Swapper&&) = delete;
-    Swapper& operator=(Swapper&&) = delete;
     ~Swapper() = default;
 
     HostStore copies;

@@ -22,8 +22,6 @@ public:
 
     LockedStorages(const LockedStorages&) = delete;
     LockedStorages& operator=(const LockedStorages&) = delete;
-    LockedStorages(LockedStorages&&) = delete;
-    LockedStorages& operator=(LockedStorages&&) = delete;
 
     ~LockedStorages() {
         for (const Ref<Storage>& each : storages_) {

@@ -24,8 +24,6 @@ public:
 
     Resizes(const Resizes&) = delete;
     Resizes& operator=(const Resizes&) = delete;
-    Resizes(Resizes&&) = delete;
-    Resizes& operator=(Resizes&&) = delete;
     ~Resizes() = default;
 
     // Prepare for a resize of `storage_impl` to `nbytes`. newest: sequence number of an autograd

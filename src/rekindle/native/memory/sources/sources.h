@@ -47,8 +47,6 @@ public:
 
     Sources(const Sources&) = delete;
     Sources& operator=(const Sources&) = delete;
-    Sources(Sources&&) = delete;
-    Sources& operator=(Sources&&) = delete;
     ~Sources() = default;
 
     GatheredParameters gathered;

@@ -24,8 +24,6 @@ public:
 
     Storages(const Storages&) = delete;
     Storages& operator=(const Storages&) = delete;
-    Storages(Storages&&) = delete;
-    Storages& operator=(Storages&&) = delete;
     ~Storages() = default;
 
     // Start the budget: count the bytes that the device's allocator gave out before.
