@@ -77,6 +77,7 @@ ROOMS = {
         "swap": {"devices", "tensors"},
         "native": {"devices", "tensors", "operators", "online", "swap"},
         "held": {"tensors", "operators", "online", "native"},
+        "optimizers": {"devices", "tensors", "operators", "online", "native"},
         "learned": {"devices", "native"},  # this room plans from the records of the native core
         "planned": {"devices", "tensors", "operators", "swap"},
         "chains": {"tensors"},
@@ -89,6 +90,7 @@ ROOMS = {
             "swap",
             "learned",
             "native",
+            "optimizers",
             "rehearsed",
         },
         "observed": {
@@ -96,6 +98,7 @@ ROOMS = {
             "tensors",
             "operators",
             "online",
+            "native",  # the figures of steps
             "chains",
             "rehearsed",
             "context",

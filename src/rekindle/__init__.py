@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from rekindle.pytorch import never_recompute as never_recompute
     from rekindle.pytorch import recomputable as recomputable
     from rekindle.pytorch import verify as verify
-    from rekindle.pytorch.online import Step as Step
+    from rekindle.pytorch.native import Step as Step
     from rekindle.pytorch.planned import Export as Export
     from rekindle.pytorch.planned import ModelPlan as ModelPlan
     from rekindle.simulator import simulate as simulate
@@ -103,7 +103,7 @@ _HOME = {
     "OutOfBudget": "rekindle._errors",
     "RekindleError": "rekindle._errors",
     "Run": "rekindle.pytorch",
-    "Step": "rekindle.pytorch.online",
+    "Step": "rekindle.pytorch.native",
     "SwapFailed": "rekindle._errors",
     "Unsupported": "rekindle._errors",
     "Verification": "rekindle.pytorch",

@@ -29,7 +29,7 @@ from rekindle.pytorch.context import _budget as budgets  # noqa: E402
 from rekindle.pytorch.context._auto import available  # noqa: E402
 from rekindle.pytorch.native import Driver  # noqa: E402
 from rekindle.pytorch.native import core as native_core  # noqa: E402
-from rekindle.pytorch.online import _undo  # noqa: E402
+from rekindle.pytorch.optimizers import _undo  # noqa: E402
 from rekindle.pytorch.swap import Copies, Transfers  # noqa: E402
 from rekindle.pytorch.swap._pinned_store import PinnedStore  # noqa: E402
 from rekindle.pytorch.swap._streams import Streams  # noqa: E402

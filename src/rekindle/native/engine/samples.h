@@ -1,5 +1,5 @@
 // Samples of memory and recomputation time over the engine's clock, buffered until Python collects
-// them. rekindle.pytorch.online._steps chooses the time between samples.
+// them. rekindle.pytorch.native._steps chooses the time between samples.
 #pragma once
 
 #include <array>

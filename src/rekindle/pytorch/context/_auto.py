@@ -18,7 +18,7 @@ from rekindle._errors import OutOfBudget, Unsupported
 from rekindle._types import Bytes
 from rekindle.pytorch.context._run import Run
 from rekindle.pytorch.devices import accelerator, is_accelerator
-from rekindle.pytorch.online import Step
+from rekindle.pytorch.native import Step
 from rekindle.pytorch.tensors import homes_of, living_tensors
 
 #: Fraction of memory that `budget("auto")` leaves for fragmentation and memory outside of tensors.

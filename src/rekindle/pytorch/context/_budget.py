@@ -28,6 +28,7 @@ from rekindle.pytorch.context._ahead import look_ahead
 from rekindle.pytorch.context._arguments import Arguments
 from rekindle.pytorch.context._auto import measured_again
 from rekindle.pytorch.context._native_core import native_core_for
+from rekindle.pytorch.context._out_of_memory import lost_in, short_form
 from rekindle.pytorch.context._processes import spawn_warns
 from rekindle.pytorch.context._run import Run
 from rekindle.pytorch.context._threads import inherited
@@ -46,16 +47,14 @@ from rekindle.pytorch.native import (
     workspaces_kept,
 )
 from rekindle.pytorch.online import (
-    OptimizerSteps,
     device_of,
     handing_out_seen,
-    lost_in,
     must_saves_seen,
     reset_interrupted,
     resizes_seen,
-    short_form,
     trades_seen,
 )
+from rekindle.pytorch.optimizers import OptimizerSteps
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -19,18 +19,16 @@ from rekindle.pytorch.context._advice import (
     on_shortfall,
     on_sliced,
 )
-from rekindle.pytorch.native import Driver
+from rekindle.pytorch.native import SHOWN, Driver, Steps
 from rekindle.pytorch.online import (
     IN_USE,
     INPUTS,
     OUTSIDE,
     SAVED,
-    SHOWN,
     Holder,
     Place,
     Places,
     Snapshot,
-    Steps,
 )
 from rekindle.report._data import Holders, Swapped, Timeline
 from rekindle.report._report import Report

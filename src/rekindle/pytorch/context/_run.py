@@ -15,8 +15,7 @@ from rekindle._units import format_bytes, parse_bytes
 from rekindle.policies import Policy
 from rekindle.pytorch.context._report import report_of, swapped_by
 from rekindle.pytorch.learned import Learner
-from rekindle.pytorch.native import Core, Driver, Recording
-from rekindle.pytorch.online import Step
+from rekindle.pytorch.native import Core, Driver, Recording, Step
 from rekindle.report._data import Swapped
 from rekindle.report._report import Report
 from rekindle.schedule import Record

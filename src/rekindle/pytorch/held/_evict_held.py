@@ -21,10 +21,7 @@ from rekindle.pytorch.operators import is_plain
 
 @final
 class EvictHeld:
-    """Restores evicted memory of the program, and knows its threads, for one native driver.
-
-    It implements `KnowsThreads`.
-    """
+    """Restores evicted memory of the program, and knows its threads, for one native driver."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver

@@ -1,7 +1,7 @@
 """The Python object for one run within a budget, which the native core manages.
 
-`Driver` implements the interface `DriverInterface` of `online` by calling the core. It also holds
-the objects that exist in Python only: owners, places, steps, recordings.
+`Driver` calls the core. It also holds the objects that exist in Python only: owners, places, steps,
+recordings.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol, final
+from typing import Any, Final, NamedTuple, final
 from warnings import warn
 
 import torch
@@ -26,17 +26,15 @@ from rekindle.pytorch.native._higher import UNITS, shown_name
 from rekindle.pytorch.native._module import Core, Handle, backward_node
 from rekindle.pytorch.native._moved import MovedState
 from rekindle.pytorch.native._snapshots import bytes_saved, in_words
+from rekindle.pytorch.native._steps import Figures, Steps
 from rekindle.pytorch.native._transcript import Recording
+from rekindle.pytorch.native._watchers import KnowsThreads, StepUndo, Watcher
 from rekindle.pytorch.online import (
-    Figures,
     InterruptedPasses,
-    KnowsThreads,
     Owners,
     Places,
     Site,
     Snapshot,
-    Steps,
-    StepUndo,
     WarmOptimizers,
     elsewhere,
     leaves,
@@ -49,22 +47,6 @@ from rekindle.schedule import Recorder
 
 MUCH_LOST: Final = 10_000_000_000
 """Least time (ns) lost to recomputation that causes a warning."""
-
-
-class Watcher(Protocol):
-    """The learner of plans, as far as the driver notifies it of the steps of the program."""
-
-    def begins(self, op_id: int) -> None:
-        """Load learned plans of steps whose first operator is `op_id`."""
-        ...
-
-    def step(self) -> None:
-        """Handle the end of a step of the program, which is the start of the next one."""
-        ...
-
-    def close(self) -> None:
-        """Handle the end of the budget."""
-        ...
 
 
 class Kept(NamedTuple):

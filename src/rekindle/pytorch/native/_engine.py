@@ -8,7 +8,24 @@ from typing import NamedTuple, final
 
 from rekindle._types import Bytes, Nanoseconds
 from rekindle.pytorch.native._module import Core, Handle
-from rekindle.pytorch.online import Numbers
+
+
+class Numbers(NamedTuple):
+    """All counts of a run at one moment, read from its engine in a single call to save time."""
+
+    memory: Bytes
+    peak: Bytes
+    clock: Nanoseconds
+    compute_ns: Nanoseconds
+    recompute_ns: Nanoseconds
+    lost_ns: Nanoseconds
+    evictions: int
+    recomputations: int
+    unlisted: Bytes
+    storages: int
+    alive: int
+    bookkeeping: Bytes
+    rejoined: int
 
 
 class SwappedBytes(NamedTuple):
@@ -114,7 +131,10 @@ class EngineHandle:
         return self._core.take_samples(self._handle)
 
     def space_samples(self, due: Nanoseconds, every: Nanoseconds) -> None:
-        """Sample the memory in use when the engine's clock is at `due`, then every `every` ns."""
+        """Sample the memory in use when the engine's clock is at `due`, then every `every` ns.
+
+        The engine's clock is the sum of the costs of all operators that ran.
+        """
         self._core.space_samples(self._handle, due, every)
 
     def check(self) -> None:

@@ -470,7 +470,7 @@ class Core(Protocol):
         ...
 
     def take_samples(self, driver: Handle, /) -> bytes:
-        """Return the samples since the last call, as `Counting.take_samples` describes them."""
+        """Return the samples since the last call, as `EngineHandle.take_samples` describes them."""
         ...
 
     def space_samples(self, driver: Handle, due: Nanoseconds, every: Nanoseconds, /) -> None:

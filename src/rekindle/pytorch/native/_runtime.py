@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, final
 
 import torch
@@ -14,16 +14,16 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from rekindle.pytorch.native._driver import Driver
 from rekindle.pytorch.native._higher import (
     compiled_regions_seen,
-    hidden,
     higher_order_operators_taught,
 )
 from rekindle.pytorch.native._module import Core
-from rekindle.pytorch.online import StepUndo, replace
+from rekindle.pytorch.native._watchers import StepUndo
+from rekindle.pytorch.online import replace
 
 
 @final
 class Runtime:
-    """The interface of one `rekindle.budget(...)` for `OptimizerSteps` and for the context."""
+    """One `rekindle.budget(...)` as steps of optimizers and the context use it."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
@@ -38,23 +38,6 @@ class Runtime:
     def never_recompute(self, depth: int) -> None:
         self.driver.core.never_recompute(self.driver.handle, depth - self._never_recompute)
         self._never_recompute = depth
-
-    # -- for the steps of optimizers (`OptimizerSteps`) -------------------------------------------
-
-    def record_without_grad(self, record: bool) -> None:
-        """Begin or end a scope in which operators with grad mode off get no recipes.
-
-        Args:
-            record: False begins such a scope, True ends it.
-        """
-        self.driver.record_without_grad(record)
-
-    def not_of_the_program(self) -> AbstractContextManager[object]:
-        """Inside the block, hide operators of this thread from the native core.
-
-        Used for the dry run of an optimizer's step, whose operators run in a dispatch mode.
-        """
-        return hidden()
 
     def unseen(self, func: Callable[..., Any], *args: Tensor) -> Any:
         """Run the operator `func` for Rekindle itself, not for the program.

@@ -23,7 +23,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from rekindle._types import Bytes
 from rekindle.pytorch.context import Run
-from rekindle.pytorch.online import Step
+from rekindle.pytorch.native import Step
 from rekindle.simulator import curve, fits, smallest_budget
 from rekindle.trace import Trace
 

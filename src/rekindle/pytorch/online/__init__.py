@@ -1,11 +1,9 @@
 """The Python side of one run within a budget.
 
 The native core (C++) handles operators, tensors and saved values. This package handles what happens
-around operators: steps of optimizers, which module owns which memory, source lines of the program,
-figures of each training step, and the texts of errors.
+around operators: which module owns which memory, source lines of the program, and texts of errors.
 """
 
-from rekindle._public import publish
 from rekindle.pytorch.online._budget_history import too_small as too_small
 from rekindle.pytorch.online._calls import ModelCall as ModelCall
 from rekindle.pytorch.online._calls import Shape as Shape
@@ -44,9 +42,6 @@ from rekindle.pytorch.online._handed_out import not_traced as not_traced
 from rekindle.pytorch.online._handed_out import perhaps_written as perhaps_written
 from rekindle.pytorch.online._handed_out import replace as replace
 from rekindle.pytorch.online._leaves import leaves as leaves
-from rekindle.pytorch.online._optimizers import OptimizerSteps as OptimizerSteps
-from rekindle.pytorch.online._out_of_memory import lost_in as lost_in
-from rekindle.pytorch.online._out_of_memory import short_form as short_form
 from rekindle.pytorch.online._owners import Owners as Owners
 from rekindle.pytorch.online._owners import memory_of as memory_of
 from rekindle.pytorch.online._places import OUTSIDE as OUTSIDE
@@ -55,20 +50,8 @@ from rekindle.pytorch.online._places import Places as Places
 from rekindle.pytorch.online._places import Site as Site
 from rekindle.pytorch.online._resize import resizes_seen as resizes_seen
 from rekindle.pytorch.online._selective import must_saves_seen as must_saves_seen
-from rekindle.pytorch.online._session import DriverInterface as DriverInterface
-from rekindle.pytorch.online._session import KnowsThreads as KnowsThreads
-from rekindle.pytorch.online._session import RuntimeInterface as RuntimeInterface
-from rekindle.pytorch.online._session import StepUndo as StepUndo
-from rekindle.pytorch.online._steps import SHOWN as SHOWN
-from rekindle.pytorch.online._steps import Figures as Figures
-from rekindle.pytorch.online._steps import Numbers as Numbers
-from rekindle.pytorch.online._steps import Step as Step
-from rekindle.pytorch.online._steps import Steps as Steps
 from rekindle.pytorch.online._trade import trades_seen as trades_seen
-from rekindle.pytorch.online._undo import Undo as Undo
 from rekindle.pytorch.online._users_line import line_in_words as line_in_words
 from rekindle.pytorch.online._users_line import owner_of_file as owner_of_file
 from rekindle.pytorch.online._users_line import users_line as users_line
 from rekindle.pytorch.online._warm import WarmOptimizers as WarmOptimizers
-
-publish("rekindle", [Step])

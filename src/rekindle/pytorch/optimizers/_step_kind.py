@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, optim
 
-from rekindle.pytorch.online._dry_run import chosen_foreach, copy_of_number
+from rekindle.pytorch.optimizers._dry_run import chosen_foreach, copy_of_number
 
 StepKind = tuple[object, ...]
 

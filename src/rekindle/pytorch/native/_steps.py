@@ -13,9 +13,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Lock
-from typing import Final, NamedTuple, Protocol, final
+from typing import Final, NamedTuple, final
 
 from rekindle._types import Bytes, Nanoseconds
+from rekindle.pytorch.native._engine import EngineHandle, Numbers
 
 SHOWN: Final = 3
 """Number of finished steps whose samples are kept, in addition to the current step."""
@@ -26,53 +27,6 @@ MOST: Final = 4 * SHOWN * A_STEP
 #: Figures of a recording: time (ns) in first runs of operators, time (ns) in recomputation, number
 #: of evictions, number of recomputed operators.
 Figures = tuple[Nanoseconds, Nanoseconds, int, int]
-
-
-class Numbers(NamedTuple):
-    """All counts of a run at one moment, read from its engine in a single call to save time."""
-
-    memory: Bytes
-    peak: Bytes
-    clock: Nanoseconds
-    compute_ns: Nanoseconds
-    recompute_ns: Nanoseconds
-    lost_ns: Nanoseconds
-    evictions: int
-    recomputations: int
-    unlisted: Bytes
-    storages: int
-    alive: int
-    bookkeeping: Bytes
-    rejoined: int
-
-
-class Counting(Protocol):
-    """An engine that counts its evictions and recomputations, and samples its memory in use."""
-
-    @property
-    def peak(self) -> Bytes: ...
-
-    @peak.setter
-    def peak(self, nbytes: Bytes) -> None: ...
-
-    def now(self) -> Numbers:
-        """Return all counts of the run."""
-        ...
-
-    def take_samples(self) -> bytes:
-        """Return the samples since the last call.
-
-        A sample is three 64-bit integers: the engine's clock (ns), memory in use (bytes) and time
-        lost (ns).
-        """
-        ...
-
-    def space_samples(self, due: Nanoseconds, every: Nanoseconds) -> None:
-        """Sample the memory in use when the engine's clock is at `due`, then every `every` ns.
-
-        The engine's clock is the sum of the costs of all operators that ran.
-        """
-        ...
 
 
 class Counts(NamedTuple):
@@ -130,7 +84,7 @@ class Samples(NamedTuple):
 class Steps:
     """The steps of one run, and the samples that its engine takes."""
 
-    def __init__(self, engine: Counting) -> None:
+    def __init__(self, engine: EngineHandle) -> None:
         self.last: Step | None = None
         self.listeners: list[Callable[[Step], None]] = []
         self._engine = engine

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from rekindle.pytorch.online._steps import MOST, Numbers, Steps
+from rekindle.pytorch.native import Numbers, Steps
+from rekindle.pytorch.native._steps import MOST
 
 THREADS = 4
 STEPS = 500

@@ -9,10 +9,10 @@ import torch
 from torch import optim
 
 import rekindle
-from rekindle.pytorch.online import _undo
+from rekindle.pytorch.optimizers import _undo
 from tests.pytorch.allocations import allocated
 from tests.pytorch.bits import differing
-from tests.pytorch.online.test_complete_optimizer_steps import Mine, Program
+from tests.pytorch.optimizers.test_complete_optimizer_steps import Mine, Program
 
 KINDS: list[tuple[Any, dict[str, Any]]] = [
     (optim.LBFGS, {"max_iter": 3}),

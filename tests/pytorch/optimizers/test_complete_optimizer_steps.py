@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import (
 )
 
 import rekindle
-from rekindle.pytorch.online import _optimizers
+from rekindle.pytorch.optimizers import _optimizer_steps
 from tests.helpers import combined
 from tests.pytorch.bits import differing
 
@@ -132,7 +132,7 @@ def _flat(value: Any, name: str = "") -> dict[str, Any]:
 
 def _nothing_is_left_behind() -> None:
     assert _get_current_dispatch_mode_stack() == []
-    assert not _optimizers.hooks._global_optimizer_pre_hooks
+    assert not _optimizer_steps.hooks._global_optimizer_pre_hooks
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from rekindle._errors import OutOfBudget
 from rekindle.pytorch.devices import is_accelerator
-from rekindle.pytorch.online._contents import PutBack, keep, put_back
-from rekindle.pytorch.online._session import RuntimeInterface
+from rekindle.pytorch.native import Runtime
+from rekindle.pytorch.online import PutBack, put_back
 from rekindle.pytorch.tensors import geometry_of, homes_of, whole
 
 _CLONE, _COPY = torch.ops.aten.clone.default, torch.ops.aten.copy_.default
@@ -124,9 +124,7 @@ class Undo:
     short, the copies move out of the budget (`move_copies_out`).
     """
 
-    def __init__(
-        self, runtime: RuntimeInterface, optimizer: torch.optim.Optimizer, *, copies: bool
-    ) -> None:
+    def __init__(self, runtime: Runtime, optimizer: torch.optim.Optimizer, *, copies: bool) -> None:
         """Copy all tensors that the step of `optimizer` may write.
 
         Args:
@@ -205,7 +203,7 @@ class Undo:
         """
         plain = type(value) is Tensor and value.layout is torch.strided
         if not plain or value.requires_grad or vars(value):
-            return keep(value)
+            return lambda: value
         item = _Item(value)
         self._items.append(item)
         return item

@@ -7,15 +7,15 @@ from copy import copy
 from rekindle._errors import OutOfBudget
 from rekindle._types import Bytes
 from rekindle._units import format_bytes
-from rekindle.pytorch.online._explain import table_of
-from rekindle.pytorch.online._session import DriverInterface
+from rekindle.pytorch.native import Driver
+from rekindle.pytorch.online import table_of
 
 _INTERPRETER = "The following operation failed in the TorchScript interpreter."
 #: The texts with which torch's pipeline stages wrap an error of their module.
 _STAGE = ("Failed to run stage backward", "failed to run forward")
 
 
-def lost_in(error: RuntimeError, driver: DriverInterface) -> OutOfBudget | None:
+def lost_in(error: RuntimeError, driver: Driver) -> OutOfBudget | None:
     """Return the `OutOfBudget` that other code replaced by `error`, or None.
 
     Other code replaces the error in three ways. `load_state_dict` raises an error with the same
@@ -34,7 +34,7 @@ def lost_in(error: RuntimeError, driver: DriverInterface) -> OutOfBudget | None:
     return copy(refused) if lost else None
 
 
-def short_form(driver: DriverInterface, budget: Bytes | None) -> str:
+def short_form(driver: Driver, budget: Bytes | None) -> str:
     """Return a note for the device's OOM error: the holders at the peak, and a budget to try."""
     peak = driver.steps.peak
     smaller = max(int(0.9 * peak), 1)

@@ -12,8 +12,8 @@ from torch import Tensor, nn, optim
 
 import rekindle
 from rekindle.pytorch.native import is_seen
-from rekindle.pytorch.online import _optimizers
-from rekindle.pytorch.online._dry_run import bytes_of_step, most_bytes_of_step
+from rekindle.pytorch.optimizers import _optimizer_steps
+from rekindle.pytorch.optimizers._dry_run import bytes_of_step, most_bytes_of_step
 from tests.helpers import name_of
 from tests.pytorch.bits import differing
 from tests.pytorch.tracker import Tracker, measure
@@ -60,16 +60,16 @@ class Program:
 def dry_runs(monkeypatch: pytest.MonkeyPatch) -> list[optim.Optimizer]:
     """Collect the optimizers whose memory was predicted by a dry run (a step on shapes only)."""
     found: list[optim.Optimizer] = []
-    find_out = _optimizers.bytes_of_step
-    monkeypatch.setattr(_optimizers, "_predicted", {})
+    find_out = _optimizer_steps.bytes_of_step
+    monkeypatch.setattr(_optimizer_steps, "_predicted", {})
     # as if no budget were large enough for every step
-    monkeypatch.setattr(_optimizers, "most_bytes_of_step", lambda optimizer: 1 << 60)
+    monkeypatch.setattr(_optimizer_steps, "most_bytes_of_step", lambda optimizer: 1 << 60)
 
     def bytes_of_step(optimizer: optim.Optimizer, device: torch.device) -> int:
         found.append(optimizer)
         return find_out(optimizer, device)
 
-    monkeypatch.setattr(_optimizers, "bytes_of_step", bytes_of_step)
+    monkeypatch.setattr(_optimizer_steps, "bytes_of_step", bytes_of_step)
     return found
 
 
@@ -124,8 +124,8 @@ def test_optimizer_step_needs_less_than_its_upper_bound(
 def test_optimizer_step_that_fits_in_any_case_is_not_predicted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_optimizers, "_predicted", {})
-    monkeypatch.setattr(_optimizers, "bytes_of_step", None)  # an error if it is called
+    monkeypatch.setattr(_optimizer_steps, "_predicted", {})
+    monkeypatch.setattr(_optimizer_steps, "bytes_of_step", None)  # an error if it is called
     plain, ours = Program(optim.AdamW), Program(optim.AdamW)
     with rekindle.budget("1GiB"):
         for _ in range(3):

@@ -27,16 +27,15 @@ from torch.utils.hooks import RemovableHandle
 
 from rekindle._types import Bytes
 from rekindle.pytorch.devices import accelerator, is_accelerator
-from rekindle.pytorch.online._dry_run import (
+from rekindle.pytorch.native import Numbers, Runtime, hidden
+from rekindle.pytorch.online import not_traced
+from rekindle.pytorch.optimizers._dry_run import (
     bytes_of_largest,
     bytes_of_step,
     most_bytes_of_step,
 )
-from rekindle.pytorch.online._handed_out import not_traced
-from rekindle.pytorch.online._session import RuntimeInterface
-from rekindle.pytorch.online._step_kind import StepKind, kind_of_step
-from rekindle.pytorch.online._steps import Numbers
-from rekindle.pytorch.online._undo import Undo
+from rekindle.pytorch.optimizers._step_kind import StepKind, kind_of_step
+from rekindle.pytorch.optimizers._undo import Undo
 
 #: Optimizers whose steps need the same memory each time and run no code of the user.
 KNOWN: Final = frozenset({
@@ -86,9 +85,7 @@ _predicted: dict[StepKind, Bytes | None] = {}
 class OptimizerSteps:
     """Hooks before and after the steps of all optimizers within one budget."""
 
-    def __init__(
-        self, runtime: RuntimeInterface, threads: dict[int, OptimizerSteps] | None = None
-    ) -> None:
+    def __init__(self, runtime: Runtime, threads: dict[int, OptimizerSteps] | None = None) -> None:
         self._runtime = runtime
         self._driver = runtime.driver
         self._thread = threading.get_ident()
@@ -171,7 +168,7 @@ class OptimizerSteps:
         engine.peak = max(engine.peak, begun.before.peak)
         if begun.undo is not None:
             begun.undo.end()
-        self._runtime.record_without_grad(True)
+        self._driver.record_without_grad(True)
         self._driver.stepping = False
 
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -214,11 +211,11 @@ class OptimizerSteps:
 
         @functools.wraps(closure)
         def close(*args: Any, **kwargs: Any) -> Any:
-            self._runtime.record_without_grad(True)
+            self._driver.record_without_grad(True)
             try:
                 return closure(*args, **kwargs)
             finally:
-                self._runtime.record_without_grad(False)
+                self._driver.record_without_grad(False)
 
         return close
 
@@ -266,7 +263,7 @@ class OptimizerSteps:
                 now = engine.now()
             self._begun = _Begun(kind, undo, before._replace(peak=now.peak))
             # Results of the step are weights and state. They are sources, so they need no recipes.
-            self._runtime.record_without_grad(False)
+            self._driver.record_without_grad(False)
             driver.stepping = True
             engine.peak = now.memory
 
@@ -287,7 +284,7 @@ class OptimizerSteps:
         fits = room is None or most_bytes_of_step(optimizer) <= room
         if fits and type(optimizer) in KNOWN:
             return 0
-        with self._runtime.not_of_the_program():
+        with hidden():
             needed = bytes_of_step(optimizer, self._driver.device)
         _predicted[kind] = needed if kind in _predicted else None
         while len(_predicted) > MOST_KINDS:
@@ -299,7 +296,7 @@ class OptimizerSteps:
 
         These are the tensors of the largest parameter, and what the step makes for it.
         """
-        with self._runtime.not_of_the_program():
+        with hidden():
             return bytes_of_largest(optimizer, self._driver.device)
 
     def _look_at(self, optimizer: Optimizer) -> tuple[bool, StepKind]:
@@ -312,7 +309,7 @@ class OptimizerSteps:
         predictable = _is_predictable(optimizer)
         saves = predictable and not driver.is_recorded
         are_plain, tensors = driver.begin_step(optimizer, saves=saves)
-        with self._runtime.not_of_the_program():
+        with hidden():
             kind = kind_of_step(optimizer, driver.device, tensors)
         return predictable and are_plain, kind
 
