@@ -53,9 +53,9 @@ def sequential(
     A stage is a child of `model`, or of an `nn.Sequential` nested in `model`. Each stage is
     measured on a sample. Then Rotor's dynamic program (Beaumont et al., TOMS 2024) decides for each
     stage what stays in memory after its forward pass: all that its backward pass needs, only the
-    stage's input, or nothing. Stages run in eager PyTorch, in nested `torch.utils.checkpoint`s. They
-    are recomputed as a whole, so forward hooks and Python side effects inside a stage run again.
-    Gradients, buffers and random numbers equal those of `model` bit for bit.
+    stage's input, or nothing. Stages run in eager PyTorch, in nested `torch.utils.checkpoint`s.
+    They are recomputed as a whole, so forward hooks and Python side effects inside a stage run
+    again. Gradients, buffers and random numbers equal those of `model` bit for bit.
 
     Args:
         model: The `nn.Sequential`.

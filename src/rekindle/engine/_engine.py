@@ -158,10 +158,10 @@ class Engine(Exchange):
         # the source can be freed.
         useless = [storage]
         while useless:
-            known = len(self._unrecomputable)
+            self._unrecomputable.clear()
             for call in list(useless.pop().consumers):
                 yield from self._free(self._lose_recipe(call))
-            useless += [source for source in self._unrecomputable[known:] if source.useless]
+            useless += [source for source in self._unrecomputable if source.useless]
 
     def seal(self, storage: Storage) -> Iterator[Action]:
         """Make `storage` unrecomputable, because an unknown write changed its contents.

@@ -37,7 +37,7 @@ class Ledger:
         #: User-held storages from which nothing in the graph is computed. In the native core, the
         #: driver then releases its own references to them.
         self.idle: list[Storage] = []
-        # Storages that lost their recipe since `take_unrecomputable` last ran.
+        # storages that lost their recipe since `Engine.forget` last looked
         self._unrecomputable: list[Storage] = []
         self._chooser: Chooser = policy.bind()
         self.advice = self._chooser if isinstance(self._chooser, AdvisedChooser) else None
@@ -260,17 +260,6 @@ class Ledger:
             for value in call.inputs:
                 freed += self._prune(value.storage)
         return freed
-
-    def take_unrecomputable(self) -> list[Storage]:
-        """Return the resident storages that lost their recipe since this method last ran.
-
-        Only storages with consumers are returned. Recomputing their consumers reads them, so the
-        driver keeps their memory.
-        """
-        if not self._unrecomputable:
-            return []
-        unrecomputable, self._unrecomputable = self._unrecomputable, []
-        return [storage for storage in unrecomputable if storage.consumers and storage.resident]
 
     def _touch(self, storage: Storage) -> None:
         """Set the last access of `storage` to the engine's clock."""

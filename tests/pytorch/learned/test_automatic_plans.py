@@ -10,8 +10,7 @@ import torch
 import rekindle
 from rekindle.engine import Route
 from rekindle.pytorch.context import _arguments
-from rekindle.pytorch.learned._sequence_matcher import GRAPH
-from rekindle.pytorch.learned._step_plan import StepPlan
+from rekindle.pytorch.learned._step_plan import GRAPH, StepPlan
 from rekindle.pytorch.learned._step_plans import (
     LONGEST_PAUSE,
     MOST_LENGTHS,

@@ -21,8 +21,7 @@ import rekindle
 from rekindle import Run
 from rekindle.pytorch.learned import _step_plans
 from rekindle.pytorch.learned._background import Planning
-from rekindle.pytorch.learned._sequence_matcher import GRAPH
-from rekindle.pytorch.learned._step_plan import StepPlan
+from rekindle.pytorch.learned._step_plan import GRAPH, StepPlan
 from rekindle.pytorch.learned._step_plans import MOST_PLANS, StepPlans, plans_for
 from rekindle.schedule import verify
 from rekindle.trace import chain

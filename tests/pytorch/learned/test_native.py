@@ -9,52 +9,20 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import rekindle
 from rekindle import native
 from rekindle.policies import Thrifty
-from rekindle.pytorch.learned._sequence_matcher import BACKWARD, FAR, GRAPH
 from rekindle.pytorch.learned._step_plan import StepPlan
 from rekindle.pytorch.native import core as native_core
 from rekindle.pytorch.native._transcript import KINDS
 from rekindle.simulator import replay
 from tests.pytorch import cores
 from tests.pytorch.learned.test_learned_plans import Training, budget_of, six
-from tests.pytorch.learned.test_sequence_matcher import places
 
 
 def module() -> Any:
     return native_core()
-
-
-METS = st.builds(
-    lambda number, part: number << 2 | part,
-    st.integers(0, 3),
-    st.sampled_from([0, GRAPH, GRAPH | BACKWARD]),
-)
-
-
-@given(st.lists(METS, min_size=1, max_size=12), st.lists(METS, max_size=12))
-def test_native_sequence_matcher_equals_python_on_random_steps(
-    shape: list[int], step: list[int]
-) -> None:
-    assert module().places_in(shape, step) == places(shape, step)
-
-
-@given(st.lists(METS, min_size=1, max_size=8), st.data())
-def test_native_sequence_matcher_equals_python_on_similar_steps(
-    shape: list[int], data: st.DataObject
-) -> None:
-    step = [op_id for op_id in shape if op_id & GRAPH or data.draw(st.booleans())]
-    assert module().places_in(shape, step) == places(shape, step)
-
-
-def test_native_sequence_matcher_finds_operator_far_ahead() -> None:
-    shape = [GRAPH, *[4] * 3 * FAR, 8, 12 | GRAPH]
-    step = [GRAPH, 8, 12 | GRAPH]
-    assert module().places_in(shape, step) == places(shape, step)
 
 
 def test_journal_entry_kinds_are_equal_in_python_and_cpp() -> None:

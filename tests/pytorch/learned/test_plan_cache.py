@@ -17,8 +17,7 @@ from rekindle import Run
 from rekindle.engine import Route
 from rekindle.pytorch.learned import _plan_cache, _step_plans
 from rekindle.pytorch.learned._plan_cache import PlanCache
-from rekindle.pytorch.learned._sequence_matcher import GRAPH
-from rekindle.pytorch.learned._step_plan import StepPlan
+from rekindle.pytorch.learned._step_plan import GRAPH, StepPlan
 from tests.pytorch.learned.conftest import AtOnce
 from tests.pytorch.learned.test_learned_plans import Training, budget_of, learned, six
 from tests.pytorch.plans import forget_plans

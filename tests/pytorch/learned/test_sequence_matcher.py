@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from rekindle.pytorch.learned._sequence_matcher import (
-    BACKWARD,
-    FAR,
-    GRAPH,
-    MISMATCH,
-    UNMATCHED,
-    SequenceMatcher,
-    is_of,
-)
+from rekindle.pytorch.learned._step_plan import GRAPH, has_shape
+from rekindle.pytorch.native import core
+
+BACKWARD = 2  #: bit of an operator's number: it runs in the backward pass
+UNMATCHED, MISMATCH = -1, -2
+FAR = 64  #: most recorded operators outside the graph that a step may leave out in a row
 
 
 def steps(words: str) -> list[int]:
@@ -25,15 +22,13 @@ def steps(words: str) -> list[int]:
     return op_ids + [ord(word) << 2 | GRAPH | BACKWARD for word in backward]
 
 
-def places(shape: list[int], step: list[int]) -> list[int] | None:
+def places(shape: list[int], step: list[int]) -> list[int]:
     """Return the index in `shape` (a recorded step) of each operator of `step`.
 
-    The index is `UNMATCHED` if the recorded step lacks the operator. Return None if the steps do
-    not match.
+    The index is `UNMATCHED` if the recorded step lacks the operator, and `MISMATCH` if the steps
+    do not match there.
     """
-    walk = SequenceMatcher(shape)
-    found = [walk.observe(op_id) for op_id in step]
-    return None if MISMATCH in found else found
+    return core().places_in(shape, step)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +42,7 @@ def places(shape: list[int], step: list[int]) -> list[int] | None:
     ],
 )
 def test_sequence_matcher_accepts_step_with_few_differences(step: str) -> None:
-    assert is_of(steps("AmB|CD"), steps(step))
+    assert has_shape(steps("AmB|CD"), steps(step))
 
 
 @pytest.mark.parametrize(
@@ -63,28 +58,27 @@ def test_sequence_matcher_accepts_step_with_few_differences(step: str) -> None:
     ],
 )
 def test_sequence_matcher_rejects_step_with_other_operators(step: str) -> None:
-    assert not is_of(steps("AmB|CD"), steps(step))
+    assert not has_shape(steps("AmB|CD"), steps(step))
 
 
 def test_sequence_matcher_ignores_operators_after_backward() -> None:
     shape = steps("AB|CD")
     step = [*shape, *steps("X")]
     assert places(shape, step) == [0, 1, 2, 3, UNMATCHED]
-    assert is_of(shape, step)
+    assert has_shape(shape, step)
 
 
 def test_sequence_matcher_finds_positions_in_recorded_step() -> None:
     assert places(steps("AmnB|C"), steps("xAnyB|C")) == [UNMATCHED, 0, 2, UNMATCHED, 3, 4]
-    assert places(steps("AB|C"), steps("AX")) is None
+    assert places(steps("AB|C"), steps("AX")) == [0, MISMATCH]
 
 
 def test_sequence_matcher_finds_operator_behind_missing_ones() -> None:
     shape = steps("A" + "m" * 3 * FAR + "n" + "B")
-    walk = SequenceMatcher(shape)
-    assert [walk.observe(op_id) for op_id in steps("AnB")] == [0, UNMATCHED, len(shape) - 1]
-    assert walk.complete
+    assert places(shape, steps("AnB")) == [0, UNMATCHED, len(shape) - 1]
+    near = steps("A" + "m" * (FAR - 1) + "nB")
+    assert places(near, steps("AnB")) == [0, FAR, FAR + 1]
 
 
 def test_sequence_matcher_keeps_its_position_after_mismatch() -> None:
-    walk = SequenceMatcher(steps("AB"))
-    assert [walk.observe(op_id) for op_id in steps("AXB")] == [0, MISMATCH, 1]
+    assert places(steps("AB"), steps("AXB")) == [0, MISMATCH, 1]

@@ -7,8 +7,7 @@ import torch
 
 from rekindle.engine import Route
 from rekindle.pytorch.learned import _step_times
-from rekindle.pytorch.learned._sequence_matcher import GRAPH
-from rekindle.pytorch.learned._step_plan import StepPlan
+from rekindle.pytorch.learned._step_plan import GRAPH, StepPlan
 from rekindle.pytorch.learned._step_plans import StepPlans, plans_for
 from rekindle.pytorch.learned._step_times import COMPARED, CREDIT, Comparison, StepTime, Upkeep
 

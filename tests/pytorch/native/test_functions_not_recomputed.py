@@ -257,7 +257,7 @@ def test_function_is_named_until_trial_has_room() -> None:
         Wide.apply(x)
         (why,) = run._driver.functions_kept.values()
         assert "room" in why
-        run._driver.limit(64 * x.nbytes)
+        run._driver.engine.budget = 64 * x.nbytes
         for _ in range(3):
             Wide.apply(x)
         assert run._driver.functions_kept == {}

@@ -239,14 +239,13 @@ void remember_at_most(const Session& session, std::int64_t operators) {
     learner_of(session)->longest = static_cast<std::size_t>(operators);
 }
 
-// Return for each operator of `step` its index in `shape`, the operators of a recorded step; see
-// `places` in steps/sequence_matcher.h.
+// Return for each operator of `step` what `SequenceMatcher::observe` finds for it in `shape`.
 PyObject* places_in(PyObject* shape, PyObject* step) {
-    const auto found = places(numbers_in(shape), numbers_in(step));
-    if (!found) {
-        return nothing();
-    }
-    return list_of(*found, [](const std::int64_t place) { return PyLong_FromLongLong(place); });
+    const std::vector<std::int64_t> recorded = numbers_in(shape);
+    SequenceMatcher walk(recorded);
+    return list_of(numbers_in(step), [&](const std::int64_t op_id) {
+        return PyLong_FromLongLong(walk.observe(op_id));
+    });
 }
 
 // Return a byte of 1 for each unwritten byte of a storage made by `empty`, else 0. None: too many

@@ -118,6 +118,11 @@ PyObject* end_step(Session& session) {
     );
 }
 
+// Return true if `step`, the numbers of the operators of a finished step, has the shape `shape`.
+bool step_has_shape(PyObject* shape, PyObject* step) {
+    return has_shape(numbers_in(shape), numbers_in(step));
+}
+
 // Return the numbers (`op_id_of`) of the operators of the last step, as an array of 64-bit words.
 PyObject* op_ids_of_step(const Session& session) {
     const Learner& learner = learner_in(session);
@@ -150,6 +155,7 @@ PyMethodDef* plan_methods() {
         method<functions::retain_plans>("retain_plans"),
         method<functions::begin_step>("begin_step"),
         method<functions::end_step>("end_step"),
+        method<functions::step_has_shape>("step_has_shape"),
         method<functions::op_ids_of_step>("op_ids_of_step"),
         method<functions::recording_of_step>("recording_of_step"),
         PyMethodDef{},

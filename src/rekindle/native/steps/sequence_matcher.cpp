@@ -68,4 +68,10 @@ std::optional<std::vector<std::int64_t>> places(
     return found;
 }
 
+bool has_shape(std::span<const std::int64_t> shape, std::span<const std::int64_t> step) {
+    SequenceMatcher walk(shape);
+    const auto fits = [&](std::int64_t op_id) { return walk.observe(op_id) != MISMATCH; };
+    return std::ranges::all_of(step, fits) && walk.complete();
+}
+
 }  // namespace rekindle

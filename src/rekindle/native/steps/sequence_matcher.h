@@ -1,5 +1,4 @@
-// Aligns the operators of a running training step with those of a recorded step. The Python class
-// in rekindle.pytorch.learned._sequence_matcher does the same.
+// Aligns the operators of a running training step with those of a recorded step.
 //
 // The `shape` of a step (not of a tensor) is the sequence of its operators, as numbers
 // (`op_id_of`). A running step has the shape of a recorded step if it runs the same operators of
@@ -62,5 +61,8 @@ private:
 std::optional<std::vector<std::int64_t>> places(
     std::span<const std::int64_t> shape, std::span<const std::int64_t> step
 );
+
+// Return true if the operators of a finished step match those of the recorded step `shape`.
+bool has_shape(std::span<const std::int64_t> shape, std::span<const std::int64_t> step);
 
 }  // namespace rekindle

@@ -273,7 +273,7 @@ class budget:
         core.uses_arena(driver.handle, given.uses_arena(device))
         core.slices(driver.handle, given.split == "equal")
         if given.of == "reserved" and is_accelerator(device):
-            driver.keep_reserved()
+            driver.core.keep_reserved(driver.handle)
         run = Run(driver, policy, record=given.record)
         if learns and amount is not None:
             swap = None if copies is None or copies[1].only else copies[1]

@@ -59,12 +59,12 @@ class Run:
             )
         nbytes, driver = parse_bytes(amount, line="run.budget = {}"), self._driver
         with driver.lock:
-            driver.limit(nbytes)
+            driver.engine.budget = nbytes
             try:
                 if nbytes < before:
                     driver.make_room(0, "run.budget")
             except OutOfBudget:
-                driver.limit(before)
+                driver.engine.budget = before
                 raise
         self._most = max(nbytes, self._most)
         # `driver.watcher` is None after the context has ended. Then no further step needs a plan.
@@ -288,7 +288,7 @@ class Run:
         checks.kind(tensor, Tensor, "a tensor", "run.keep({})", "tensor")
         driver = self._driver
         with driver.lock:
-            driver.pin(tensor)
+            driver.core.keep(driver.handle, tensor)
         return tensor
 
     def report(self) -> Report:

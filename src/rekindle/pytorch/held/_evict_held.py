@@ -49,11 +49,12 @@ class EvictHeld:
             writes: Code in the block may also write the tensors.
         """
         read = [each for each in tensors if is_plain(type(each))]
-        number = self._driver.begin_reading(read, saved=saved, writes=writes)
+        core, handle = self._driver.core, self._driver.handle
+        number = core.begin_reading(handle, read, saved, writes)
         try:
             yield
         finally:
-            self._driver.end_reading(number)
+            core.end_reading(handle, number)
 
     @contextmanager
     def present_in_forward(self, tensors: Iterable[Tensor]) -> Iterator[None]:
@@ -78,7 +79,7 @@ class EvictHeld:
     def keep(self, tensor: Tensor) -> None:
         """Make the memory of `tensor` resident and pin it, because its address leaves PyTorch."""
         if is_plain(type(tensor)):
-            self._driver.pin_exposed_address(tensor)
+            self._driver.core.pin_exposed_address(self._driver.handle, tensor)
 
     def hand_out(self, tensor: Tensor) -> None:
         """Make the memory of `tensor` resident, pin it, and note that other code may write it."""

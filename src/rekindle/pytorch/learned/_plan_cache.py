@@ -22,8 +22,7 @@ from rekindle._cache import store
 from rekindle._types import Bytes
 from rekindle.policies import Swap
 from rekindle.pytorch.devices import accelerator, is_accelerator
-from rekindle.pytorch.learned._sequence_matcher import GRAPH
-from rekindle.pytorch.learned._step_plan import StepPlan
+from rekindle.pytorch.learned._step_plan import GRAPH, StepPlan
 
 try:
     import fcntl

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any, Final, final
 
 from rekindle.engine import Route
 from rekindle.pytorch.learned._step_times import Comparison
+from rekindle.pytorch.native import core
 from rekindle.trace import Trace
+
+GRAPH: Final = 1
+"""Bit of an operator's number: the operator is part of the autograd graph."""
 
 
 @final
@@ -17,7 +21,7 @@ class StepPlan:
     """The operators of a recorded training step, and its plan once there is one.
 
     Attributes:
-        op_ids: A number for each operator of the step, in order (see `_sequence_matcher`).
+        op_ids: A number for each operator of the step, in order (`op_id_of` in the native core).
         starts: For each operator of the step, how many operators precede it in the trace.
         numbers: For each operator of the step, how many storages the trace has before this
             operator. Storages that the operator makes have the next numbers.
@@ -71,3 +75,9 @@ class StepPlan:
             numbers["op_ids"], numbers["starts"], numbers["numbers"], None,
             route=route, finished=finished, again=not finished, begins_with=numbers["begins_with"],
         )  # fmt: skip
+
+
+def has_shape(shape: list[int], step: list[int]) -> bool:
+    """Return True if the operators of a finished step match those of the recorded step `shape`."""
+    native = core()
+    return shape == step or (native is not None and native.step_has_shape(shape, step))

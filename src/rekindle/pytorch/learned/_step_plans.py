@@ -16,8 +16,7 @@ from rekindle._types import Bytes
 from rekindle.policies import Swap
 from rekindle.pytorch.learned._background import SECONDS, Planning
 from rekindle.pytorch.learned._plan_cache import Claim, PlanCache
-from rekindle.pytorch.learned._sequence_matcher import is_of
-from rekindle.pytorch.learned._step_plan import StepPlan
+from rekindle.pytorch.learned._step_plan import StepPlan, has_shape
 from rekindle.pytorch.learned._step_times import StepTime, Upkeep
 
 MOST_PLANS: Final = 8
@@ -157,7 +156,7 @@ class StepPlans:
         if self._waits(len(step)):
             return
         for plan in self.shapes:
-            if is_of(plan.op_ids, step):
+            if has_shape(plan.op_ids, step):
                 # A step that is recorded takes longer.
                 if time is not None and written is None:
                     plan.times.ran_without_plan(time)
@@ -313,8 +312,8 @@ class StepPlans:
         for other in list(self.shapes):
             if (
                 other is not plan
-                and is_of(other.op_ids, plan.op_ids)
-                and is_of(plan.op_ids, other.op_ids)
+                and has_shape(other.op_ids, plan.op_ids)
+                and has_shape(plan.op_ids, other.op_ids)
             ):
                 self.shapes.remove(other)
 

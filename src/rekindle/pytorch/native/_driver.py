@@ -310,22 +310,10 @@ class Driver:
         """Counts of device OOM errors: the device had less memory than the budget."""
         return Backoff(*self.core.backoff(self.handle))
 
-    def keep_reserved(self) -> None:
-        """Limit all memory that the device's allocator reserves, not only the memory in use."""
-        self.core.keep_reserved(self.handle)
-
     def elsewhere(self) -> str | None:
         """Return a warning if no tensor of the program was on the budget's device, else None."""
         used = [torch.device(name) for name in self.core.devices_used(self.handle)]
         return elsewhere(self.device, {device: device == self.device for device in used})
-
-    def program_tensors(self) -> list[Tensor]:
-        """Return the tensors that the program holds and whose memory is resident, oldest first."""
-        return self.core.program_tensors(self.handle)
-
-    def pin(self, tensor: Tensor) -> None:
-        """Never evict the memory of `tensor`."""
-        self.core.keep(self.handle, tensor)
 
     def register_tensors(self, tensors: list[Tensor]) -> None:
         """Count the memory of `tensors` toward the budget from now on.
@@ -375,13 +363,6 @@ class Driver:
             self.undo = None
             self.core.tell_ranges(self.handle, False)
 
-    def tensors_within(self, value: object) -> list[Tensor]:
-        """Return the tensors in nested containers.
-
-        A tensor that wraps others (a DTensor) is replaced by the wrapped ones.
-        """
-        return self.core.tensors_within(value)
-
     def begin_step(self, optimizer: torch.optim.Optimizer, *, saves: bool) -> tuple[bool, bytes]:
         """Prepare the step of `optimizer`: count what it reads, and pin what it writes.
 
@@ -408,18 +389,6 @@ class Driver:
         groups, state = optimizer.param_groups, _dict_of(optimizer.state)
         self.core.save_before_optimizer_step(self.handle, groups, state)
 
-    def release_recompute_sources(self) -> bool:
-        """Free values that are kept only to recompute other values, all of which are in memory.
-
-        Returns:
-            True if any value was freed.
-        """
-        return self.core.release_recompute_sources(self.handle)
-
-    def limit(self, budget: Bytes) -> None:
-        """Change the budget to `budget` bytes."""
-        self.engine.budget = budget
-
     def make_room(self, needed: Bytes, who: str) -> None:
         """Evict until `needed` bytes fit, or raise `OutOfBudget` that names the operator `who`."""
         self.core.make_room(self.handle, needed, who)
@@ -445,34 +414,6 @@ class Driver:
         """
         self.core.version_raised(self.handle, home._cdata)
 
-    def bring_back(self, tensor: Tensor) -> None:
-        """Make the memory of `tensor` resident."""
-        self.core.bring_back(self.handle, tensor)
-
-    def pin_exposed_address(self, tensor: Tensor) -> None:
-        """Make the memory of `tensor` resident, and keep it so as long as the program holds it."""
-        self.core.pin_exposed_address(self.handle, tensor)
-
-    def begin_reading(
-        self, tensors: list[Tensor], *, saved: bool = False, writes: bool = True
-    ) -> int:
-        """Make the memory of `tensors` resident, and do not evict it until `end_reading`.
-
-        Args:
-            tensors: The tensors.
-            saved: Also keep values resident that autograd unpacks meanwhile.
-            writes: The reader may also write the tensors. If not, their copies on the host stay
-                valid.
-
-        Returns:
-            A number that identifies this lock, for `end_reading`.
-        """
-        return self.core.begin_reading(self.handle, tensors, saved, writes)
-
-    def end_reading(self, number: int) -> None:
-        """Undo the `begin_reading` that returned `number`."""
-        self.core.end_reading(self.handle, number)
-
     @contextmanager
     def unknown_runs(self, name: str, tensors: list[Tensor]) -> Iterator[None]:
         """Inside the block, keep `tensors` and what the higher-order operator `name` makes.
@@ -481,13 +422,15 @@ class Driver:
         """
         why = "Rekindle cannot see which arguments this higher-order operator writes"
         self.functions_kept[name] = why
-        reading = self.begin_reading([each for each in tensors if is_plain(type(each))])
+        reading = self.core.begin_reading(
+            self.handle, [each for each in tensors if is_plain(type(each))], False, True
+        )
         self.core.never_recompute(self.handle, 1)
         try:
             yield
         finally:
             self.core.never_recompute(self.handle, -1)
-            self.end_reading(reading)
+            self.core.end_reading(self.handle, reading)
 
     def record_without_grad(self, record: bool) -> None:
         """Begin or end a scope in which operators with grad mode off get no recipes.

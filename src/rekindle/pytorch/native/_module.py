@@ -270,7 +270,15 @@ class Core(Protocol):
     def begin_reading(
         self, driver: Handle, tensors: list[Tensor], saved: bool, writes: bool, /
     ) -> int:
-        """Make `tensors` resident until `end_reading`, which takes the returned number."""
+        """Make `tensors` resident until `end_reading`, which takes the returned number.
+
+        Args:
+            driver: The driver.
+            tensors: The tensors.
+            saved: Also keep values resident that autograd unpacks meanwhile.
+            writes: The reader may also write the tensors. If not, their copies on the host stay
+                valid.
+        """
         ...
 
     def pinned(self, driver: Handle, /) -> list[tuple[Tensor | None, Bytes, str, str]]:
@@ -337,11 +345,14 @@ class Core(Protocol):
         ...
 
     def program_tensors(self, driver: Handle, /) -> list[Tensor]:
-        """Return the tensors that the program holds and whose memory is resident."""
+        """Return the tensors that the program holds and whose memory is resident, oldest first."""
         ...
 
     def tensors_within(self, value: object, /) -> list[Tensor]:
-        """Return the tensors in nested containers."""
+        """Return the tensors in nested containers.
+
+        A tensor that wraps others (a DTensor) is replaced by the wrapped ones.
+        """
         ...
 
     def begin_optimizer_step(
@@ -527,6 +538,10 @@ class Core(Protocol):
         step's thread (-1: unknown). reason, number and name: why the step
         deviated from the plan, and at which operator.
         """
+        ...
+
+    def step_has_shape(self, shape: list[int], step: list[int], /) -> bool:
+        """Return True if the operators of the finished `step` match the recorded step `shape`."""
         ...
 
     def op_ids_of_step(self, driver: Handle, /) -> bytes:

@@ -53,7 +53,7 @@ def random_states_counted(driver: Driver) -> Iterator[None]:
         if driver is not None and is_seen() and isinstance(state, Tensor):
             # The core does not see that the generator reads this state, because no operator reads
             # it. So make the state resident first.
-            driver.bring_back(state)
+            driver.core.bring_back(driver.handle, state)
         return setter(generator, state)
 
     # `torch.Generator` is a C type, whose attributes Python cannot set

@@ -200,7 +200,8 @@ def _synchronize(run: Run) -> None:
 
 def _constants(run: Run) -> list[weakref.ref[Tensor]]:
     """Return weak references to the tensors that the program still holds after a step."""
-    return [weakref.ref(tensor) for tensor in run._driver.program_tensors()]
+    driver = run._driver
+    return [weakref.ref(tensor) for tensor in driver.core.program_tensors(driver.handle)]
 
 
 def _register(run: Run, warm: _Warm) -> None:

@@ -317,7 +317,7 @@ class OptimizerSteps:
         """Finish the step, and store the bytes that it needed, to predict the next step."""
         begun, driver = self._begun, self._driver
         with driver.lock:
-            driver.release_recompute_sources()
+            driver.core.release_recompute_sources(driver.handle)
         if self._nested:
             self._nested -= 1
             return

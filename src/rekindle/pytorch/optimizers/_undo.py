@@ -156,7 +156,7 @@ class Undo:
         if self._copies:
             self._contents.append(put_back(vars(optimizer), {}, self._item))
             kept = [optimizer.param_groups, *optimizer.state.values()]
-            for home in homes_of(self.driver.tensors_within(kept)):
+            for home in homes_of(self.driver.core.tensors_within(kept)):
                 if home._cdata not in self._before:
                     self._before[home._cdata] = _Before(home, self._copy_of(home))
             self._leave_items()
