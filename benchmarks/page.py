@@ -62,7 +62,7 @@ def page() -> str:
     """Return the whole page: claims first, one section for each, self-tests at the end."""
     sections = (
         peers, throughput, cap, zoo, sweeps, largest_batch, runtime, native, first_minute, threads,
-        loops, learned, policies, compiled, planners, scale, fragmentation, archived, checks,
+        loops, learned, policies, compiled, planners, fragmentation, archived, checks,
     )  # fmt: skip
     head = HEAD.replace("CLAIMS", "\n".join(claims()))
     return "\n".join([head, *(text for section in sections if (text := section()))])
@@ -411,26 +411,6 @@ def planners() -> str:
     )
     parts = ["## Planners", "", command, "", text, ""]
     return "\n".join([*parts, *table_of(heads, rows)]) + "\n"
-
-
-def scale() -> str:
-    """Return the section on the time of an eviction, by the number of values in memory."""
-    found = load("simulator_scale")
-    if not found:
-        return ""
-    rows = [
-        [f"{row['resident_values']:,}", row["evictions"], row["microseconds_per_eviction"]]
-        for row in found["rows"]
-    ]
-    heads = ["values in memory", "evictions", "us for each eviction"]
-    text = (
-        "The time of one eviction, by the number of values among which the policy chooses (in the "
-        "simulator, with the engine in Python)."
-    )
-    parts = ["## Cost of an eviction", "", said(found), "", text, "", *table_of(heads, rows)]
-    if (picture := PAGE.parent / "images" / "simulator_scale.png").exists():
-        parts += ["", f"![Cost of an eviction over the resident values](images/{picture.name})"]
-    return "\n".join(parts) + "\n"
 
 
 def zoo() -> str:

@@ -27,7 +27,7 @@ from rekindle.policies import (
     Thrifty,
     _neighborhood,
 )
-from rekindle.policies._envelope import FEW, WIDTH, Envelope
+from rekindle.policies._benefits import Benefits
 from rekindle.policies._scored import ScoredChooser
 from rekindle.simulator import replay
 from rekindle.trace import Trace, TraceBuilder, keep_all_peak, largest_need
@@ -70,7 +70,7 @@ def _benefits(chooser: ScoredChooser, now: int) -> Iterator[tuple[Candidate, flo
     for storage in chooser._slot:
         price = neighborhood.cost(storage) or 1e-9
         weight = storage.nbytes**power if chooser._by_size else 1.0
-        moving = chooser._lines._moving
+        moving = chooser._benefits._moving
         benefit = weight * (now - storage.last_access) / price**power
         yield storage, benefit if moving else weight / price
     if asked:
@@ -121,16 +121,12 @@ def test_policy_comparison_covers_over_300_evictions() -> None:
     assert compared.choices > 300
 
 
-@pytest.mark.parametrize("few", [FEW, 0], ids=["few", "rows"])
 @pytest.mark.parametrize("moving", [True, False])
 @given(seed=st.integers(0, 10**6))
 @examples(15)
-def test_envelope_returns_candidate_with_greatest_benefit(
-    seed: int, moving: bool, few: int
-) -> None:
-    """`Envelope` finds the candidate without computing the benefits of all candidates."""
+def test_benefits_best_is_candidate_with_greatest_benefit(seed: int, moving: bool) -> None:
     rng = random.Random(seed)
-    lines = Envelope(moving=moving, few=few)
+    lines = Benefits(moving=moving)
     known: dict[int, list[int]] = {}  # slot: bytes, cost, last, order
     now = order = 0
 
@@ -142,7 +138,7 @@ def test_envelope_returns_candidate_with_greatest_benefit(
         lines.renew(slot, line[0], now, order)
         known[slot] = line
 
-    while len(known) < 2 * WIDTH + 7:
+    while len(known) < 2 * 1024 + 7:
         add()
         now += rng.random() < 0.1
     for _ in range(60):

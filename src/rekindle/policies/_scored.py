@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from rekindle._types import Nanoseconds
 from rekindle.policies._base import Candidate, Chooser
-from rekindle.policies._envelope import Envelope
+from rekindle.policies._benefits import Benefits
 from rekindle.policies._neighborhood import Neighborhood
 
 _Number = TypeVar("_Number", int, float)
@@ -40,16 +40,15 @@ class ScoredChooser(Chooser):
             neighborhood: Computes the cost in the score.
             by_size: Divide by the size of the storage.
             by_staleness: Divide by the time since the last access.
-            root: Use the square root of the staleness. The square of the benefit is then a line in
-                time.
+            root: Use the square root of the staleness, by the square of the benefit.
         """
         self._neighborhood = neighborhood
         self.remembers = neighborhood.remembers
         self._by_size = by_size
         self._by_staleness = by_staleness
         self._root = root
-        self._lines = Envelope(moving=by_staleness)
-        # slot in the `Envelope` of each candidate's benefit line
+        self._benefits = Benefits(moving=by_staleness)
+        # slot of each candidate in `_benefits`
         self._slot: dict[Candidate, int] = {}
         self._member: dict[int, Candidate] = {}  # candidate of each slot
         self._price: dict[Candidate, float] = {}  # cost of each candidate: exact, or a lower bound
@@ -75,8 +74,7 @@ class ScoredChooser(Chooser):
 
     def evicted(self, storage: Candidate) -> None:
         self._neighborhood.evicted(storage)
-        # Remove the line of the storage (its benefit over time), because its cost will differ when
-        # it returns to memory.
+        # Remove its benefit, because its cost will differ when it returns to memory.
         if storage in self._slot:
             self._take_out(storage)
             self._news.pop(storage, None)
@@ -102,7 +100,7 @@ class ScoredChooser(Chooser):
         if not self._slot:
             return None
         while True:
-            slot = self._lines.best(now)
+            slot = self._benefits.best(now)
             storage = self._member[slot]
             # If this benefit is exact, no other one is greater, because it is at least as great as
             # the upper bounds of all others.
@@ -126,24 +124,24 @@ class ScoredChooser(Chooser):
         return cost / math.sqrt(staleness) if self._root else cost / staleness
 
     def _listen(self) -> None:
-        """Update the benefit lines by all changes of candidates since the last `choose`."""
+        """Update the benefits by all changes of candidates since the last `choose`."""
         for storage, candidate in self._news.items():
             if not candidate:
                 self._take_out(storage)
                 continue
             if storage not in self._slot:
                 price = self._price[storage] = self._least(storage)
-                slot = self._slot[storage] = self._lines.add(self._power(price))
+                slot = self._slot[storage] = self._benefits.add(self._power(price))
                 self._member[slot] = storage
             last, order = storage.last_access, storage.order
-            self._lines.renew(self._slot[storage], self._weight(storage), last, order)
+            self._benefits.renew(self._slot[storage], self._weight(storage), last, order)
         self._news.clear()
 
     def _take_out(self, storage: Candidate) -> None:
-        """Remove the line of `storage` (its benefit over time) from the `Envelope`."""
+        """Remove the benefit of `storage`."""
         slot = self._slot.pop(storage)
         del self._member[slot], self._price[storage]
-        self._lines.remove(slot)
+        self._benefits.remove(slot)
         self._priced.pop(storage, None)
 
     def _weight(self, storage: Candidate) -> int:
@@ -163,9 +161,9 @@ class ScoredChooser(Chooser):
         return self._neighborhood.least(storage) or _LEAST
 
     def _reprice(self, storage: Candidate, price: float) -> None:
-        """Store the cost `price` of `storage`, and update its benefit line in the `Envelope`."""
+        """Store the cost `price` of `storage`, and update its benefit."""
         self._price[storage] = price
-        self._lines.reprice(self._slot[storage], self._power(price))
+        self._benefits.reprice(self._slot[storage], self._power(price))
 
     def _lower(self) -> None:
         """Lower the stored costs that may have fallen, so that all are lower bounds again."""

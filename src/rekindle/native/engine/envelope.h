@@ -1,6 +1,5 @@
 // Finds the storage whose eviction has the greatest benefit now, without computing the benefits of
-// all storages. Twin of rekindle.policies._envelope, which finds the same storage, but whose tree
-// nodes have more children.
+// all storages. `Benefits` in rekindle.policies._benefits computes all, and finds the same storage.
 //
 // The benefit of an eviction, bytes * (now - last) / cost, is a line over time, which only
 // increases. Lines are the leaves of a tree whose nodes have few children. Each node stores the top

@@ -34,12 +34,10 @@ class Copies:
                 the user gave the bandwidth, which is never corrected.
         """
         self.store = store
-        self.transfers = Transfers(store, believed, self._measured)
+        self.transfers = Transfers(store, believed)
         self._keys: dict[StorageId, object] = {}
         # storage -> its running transfer, the transfer's bytes, and True for a swap-out
         self._running: dict[StorageId, tuple[Transfer, Bytes, bool]] = {}
-        # Changed bandwidths that the next `wait` reports to the core; 0: not changed.
-        self._out_bytes_per_s = self._in_bytes_per_s = 0
 
     def add_stream(self, stream_id: int, device: int, kind: int) -> None:
         """Record that the program uses a CUDA stream, which its three numbers identify."""
@@ -91,9 +89,7 @@ class Copies:
             self.transfers.wait(transfer, nbytes, out=out)
         except Lost as lost:
             why = str(lost) or "no reason is known"
-        news = why, self._out_bytes_per_s, self._in_bytes_per_s
-        self._out_bytes_per_s = self._in_bytes_per_s = 0
-        return news
+        return why, *self.transfers.take_slower()
 
     def release(self, number: StorageId) -> None:
         """Free the host copy of storage `number`, which has no running transfer."""
@@ -112,10 +108,3 @@ class Copies:
     def complain(self) -> None:
         """Warn once about the first failed transfer. The caller does not hold the core's lock."""
         self.transfers.complain()
-
-    def _measured(
-        self, *, out_bytes_per_s: int | None = None, in_bytes_per_s: int | None = None
-    ) -> None:
-        """Store measured bandwidths, so that the next `wait` returns them to the core."""
-        self._out_bytes_per_s = out_bytes_per_s or self._out_bytes_per_s
-        self._in_bytes_per_s = in_bytes_per_s or self._in_bytes_per_s

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Final, NamedTuple, Protocol, final
+from typing import Final, NamedTuple, final
 
 from rekindle._errors import OutOfBudget, SwapFailed
 from rekindle._types import Bytes, Nanoseconds
@@ -13,14 +13,6 @@ from rekindle.pytorch.swap._store import Bandwidth, Store, Transfer
 
 MOST_NOT_ADDED: Final = 100
 """Most transfers whose times are not yet in the totals. A GPU reports times only later."""
-
-
-class Slower(Protocol):
-    """A function that gets the measured bandwidth when swap-outs or swap-ins became much slower."""
-
-    def __call__(
-        self, *, out_bytes_per_s: int | None = None, in_bytes_per_s: int | None = None
-    ) -> None: ...
 
 
 class _Moved(NamedTuple):
@@ -35,18 +27,17 @@ class _Moved(NamedTuple):
 class Transfers:
     """Statistics of the swap transfers of one store, and the first failed transfer."""
 
-    def __init__(self, store: Store, believed: Bandwidth | None, slower: Slower) -> None:
+    def __init__(self, store: Store, believed: Bandwidth | None) -> None:
         """Begin statistics for a store that has made no transfers.
 
         Args:
             store: The store that makes the transfers.
-            believed: The expected bandwidth. None: never call `slower`.
-            slower: Called when the measured bandwidth of swap-outs or of swap-ins falls well below
-                the expected one.
+            believed: The expected bandwidth. None: the user gave it, so it is never corrected.
         """
         self._out = None if believed is None else Pace(believed.out, store.latency_ns)
         self._back = None if believed is None else Pace(believed.back, store.latency_ns)
-        self._slower = slower
+        # Bandwidths (bytes per second) of swap-outs and swap-ins, if they fell; 0: they did not.
+        self._slower = [0, 0]
         self._moved: list[_Moved] = []  # transfers whose times are not yet in the totals
         self._transfer_ns: Nanoseconds = 0
         self._waiting_ns: Nanoseconds = 0
@@ -97,15 +88,17 @@ class Transfers:
         self._moved = under_way
 
     def _watch(self, moved: _Moved) -> None:
-        """Call `_slower` if transfers in the direction of `moved` became slow, to use them less."""
+        """Store the bandwidth of the direction of `moved` if it fell well below the expected."""
         nbytes, transfer, pace = moved
         slower = pace.slower(nbytes, transfer.ns) if pace is not None and transfer.ns else None
-        if slower is None:
-            return
-        if pace is self._out:
-            self._slower(out_bytes_per_s=slower)
-        else:
-            self._slower(in_bytes_per_s=slower)
+        if slower is not None:
+            self._slower[pace is self._back] = slower
+
+    def take_slower(self) -> tuple[int, int]:
+        """Return the bandwidths of swap-outs and swap-ins that fell since the last call, or 0."""
+        out, back = self._slower
+        self._slower = [0, 0]
+        return out, back
 
     # -- failed transfers -------------------------------------------------------------------------
 
