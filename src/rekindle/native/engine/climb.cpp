@@ -328,7 +328,7 @@ private:
     Engine& engine_;
     std::size_t base_;
     std::size_t begun_ = 1;
-    std::unordered_set<OpId> gave_up_;  // calls that gave up their inputs
+    std::vector<OpId> gave_up_;  // calls that gave up their inputs
 };
 
 // Recompute the evicted inputs of `call`, depth first and in their order, then run `call`. Uses

@@ -12,7 +12,6 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <unordered_set>
 #include <vector>
 
 #include "checkpoints.h"
@@ -190,7 +189,7 @@ private:
     void swap_in(Storage& storage, bool early = false);
     void forget_copy(Storage& storage);
     std::vector<Storage*> open_anew(std::size_t at);
-    bool give_up(std::size_t first, std::unordered_set<OpId>& gave_up);
+    bool give_up(std::size_t first, std::vector<OpId>& gave_up);
     bool may_consume(const Frame& frame) const;
     Bytes bytes_beside(const Call& call, bool in_place) const;
     Bytes take_over(const Overwrite& overwrite);

@@ -226,11 +226,13 @@ std::vector<Storage*> Engine::open_anew(std::size_t at) {
 // from position `first` on, have locked. Each call gives up its inputs in this way only once in one
 // recomputation, also if it is opened again: else the time would double with each call of a chain
 // whose values the host has no room for. Return true if at least one call gave up inputs now.
-bool Engine::give_up(std::size_t first, std::unordered_set<OpId>& gave_up) {
+bool Engine::give_up(std::size_t first, std::vector<OpId>& gave_up) {
     std::vector<std::size_t> outer;
     for (std::size_t i = first; i + 1 < frames_.size(); ++i) {
-        const bool has_locked = frames_[i + 1].locked != frames_[i].locked;
-        if (has_locked && gave_up.insert(frames_[i].call->id).second) {
+        const OpId call = frames_[i].call->id;
+        if (frames_[i + 1].locked != frames_[i].locked &&
+            std::ranges::find(gave_up, call) == gave_up.end()) {
+            gave_up.push_back(call);
             outer.push_back(i);
         }
     }

@@ -260,7 +260,7 @@ bool Swapper::ended(StorageRecord& record) {
     record.leaving = false;
     const std::string why = wait(record);
     if (!why.empty()) {
-        forget(record, "written: " + why);
+        give_up_copy(record, "written: " + why, false);
         return false;
     }
     moved.went_out(record);
@@ -292,12 +292,8 @@ StoragePtr Swapper::fetch(StorageRecord& record, bool early) {
         why = early && registry_.device.queues() ? "" : end_swap_in(record);
     }
     if (!why.empty()) {
-        const std::string what = "read back: " + why;
-        if (record.replayable) {
-            forget(record, what);
-        } else {
-            complain(record, what);  // Keep the only copy, because a later attempt may succeed.
-        }
+        // Keep the copy if there is no other, because a later attempt may succeed.
+        give_up_copy(record, "read back: " + why, !record.replayable);
         return {};
     }
     return storage_impl;
@@ -308,7 +304,7 @@ void Swapper::finish(StorageRecord& record) {
         return;
     }
     if (const std::string why = end_swap_in(record); !why.empty()) {
-        forget(record, "read back: " + why);
+        give_up_copy(record, "read back: " + why, false);
         engine_.copy_lost(record);
         throw SwapReadError(record.site());
     }
@@ -377,17 +373,15 @@ std::string Swapper::read_now(StorageRecord& record) {
 
 // -- failed transfers and invariants --------------------------------------------------------------
 
-// Note that the host copy of `record` could not be written or read, for the reason `why`.
-void Swapper::complain(const StorageRecord& record, const std::string& why) {
+// Report that the host copy of `record` could not be written or read, for the reason `why`. Forget
+// the copy unless `keeps`.
+void Swapper::give_up_copy(StorageRecord& record, const std::string& why, bool keeps) {
     complaint_due = true;
     copies.complain_of(record.nbytes, record.site(), why);
-}
-
-// Forget the host copy of `record`, which could not be written or read for the reason `why`.
-void Swapper::forget(StorageRecord& record, const std::string& why) {
-    complain(record, why);
-    copies.release(record.id);
-    copied_.erase(&record);
+    if (!keeps) {
+        copies.release(record.id);
+        copied_.erase(&record);
+    }
 }
 
 const char* Swapper::fault() const {

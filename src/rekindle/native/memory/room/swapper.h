@@ -125,8 +125,7 @@ private:
     std::string read(StorageRecord& record);
     std::string read_now(StorageRecord& record);
     std::string end_swap_in(StorageRecord& record);
-    void complain(const StorageRecord& record, const std::string& why);
-    void forget(StorageRecord& record, const std::string& why);
+    void give_up_copy(StorageRecord& record, const std::string& why, bool keeps);
 
     Engine& engine_;
     Registry& registry_;
