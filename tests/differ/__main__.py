@@ -125,13 +125,13 @@ def _each(option: str, values: Sequence[str]) -> list[str]:
 @click.option("--longest", default=40, show_default=True, help="Most lines of a program.")
 @click.option("--evict", type=click.Choice(get_args(Evict)), default="auto", show_default=True)
 @click.option("--large", is_flag=True, help="Tensors of up to 2 MiB, for operators in slices.")
-def fuzz(longest: int, evict: Evict, large: bool, **options: Any) -> None:
+@click.option("--threads", type=int, help="Of large programs; default: drawn by the seed.")
+def fuzz(longest: int, evict: Evict, large: bool, threads: int | None, **options: Any) -> None:
     """Run random programs of single lines."""
-    draw = large_program if large else random_program
 
     def judged(seed: int) -> Outcome:
         rng = Random(seed)
-        program = draw(rng, longest)
+        program = large_program(rng, longest, threads) if large else random_program(rng, longest)
         ways = [*fuzz_modes(evict).values()]
         if large:  # budgets between the smallest one and the peak
             ways = ways[1:] * 3
@@ -140,6 +140,7 @@ def fuzz(longest: int, evict: Evict, large: bool, **options: Any) -> None:
         return judge(program, zip(ways, tight if large else [tightness] * len(ways), strict=True))
 
     words = ["--longest", str(longest), "--evict", evict, *(["--large"] if large else [])]
+    words += [] if threads is None else ["--threads", str(threads)]
     _sweep_seeds("fuzz", judged, words, 25 if large else 200, **options)
 
 

@@ -104,13 +104,19 @@ KINDS = (*(OPERATORS,) * 12, *(VIEWS,) * 4, WRITES, NAMES, NAMES, BACKWARD)
 LEAVES = ("hidden", "wide", "narrow", "table", "row")
 
 
-def drawn_lines(rng: Random) -> Lines:
-    """Draw the shapes of the tensors with which a program begins, and its first line."""
+def drawn_lines(rng: Random, threads: int | None = None) -> Lines:
+    """Draw the shapes of the tensors with which a program begins, and its first line.
+
+    Args:
+        rng: Draws.
+        threads: With so many threads kernels run; None to draw that too.
+    """
     rows = rng.choice((64, 96, 128, 192, 250, 256, 320))
     width = rng.choice((16, 32, 48, 64, 100))
     count = rng.choice((384, 512, 768, 1000, 1024, 1500))
+    drawn_threads = rng.choice((1, 1, 2, 3))
     build = (
-        f"torch.set_num_threads({rng.choice((1, 1, 2, 3))})",
+        f"torch.set_num_threads({threads or drawn_threads})",
         f"x = torch.randn({rows}, {width})",
         f"hidden = torch.randn({rows}, {width}, requires_grad=True)",
         f"wide = (torch.randn({width}, {count}) * 0.2).requires_grad_()",
@@ -125,6 +131,6 @@ def drawn_lines(rng: Random) -> Lines:
     return Lines(build, LEAVES, KINDS, 500_000, (f"v0 = {first}",))
 
 
-def random_program(rng: Random, longest: int) -> Program:
-    """Draw a program of up to `longest` lines."""
-    return drawn_lines(rng).program(rng, longest)
+def random_program(rng: Random, longest: int, threads: int | None = None) -> Program:
+    """Draw a program of up to `longest` lines, whose kernels run with `threads` threads."""
+    return drawn_lines(rng, threads).program(rng, longest)

@@ -101,6 +101,9 @@ void find_slicing(
 }  // namespace
 
 bool SlicedOperation::reads_value_without_room() const {
+    if (session_.registry.placeholders == 0) {
+        return false;
+    }
     const Engine& engine = session_.engine;
     return std::ranges::any_of(parsed_.tensors, [&](const c10::TensorImpl* tensor) {
         const AddressEntry* found =
@@ -113,6 +116,16 @@ bool SlicedOperation::reads_value_without_room() const {
 
 bool SlicedOperation::has_no_room() const {
     return has_slices() && !session_.engine.has_room(bytes_of_results());
+}
+
+bool SlicedOperation::recipe_keeps_memory() const {
+    return std::ranges::any_of(parsed_.tensors, [&](const c10::TensorImpl* each) {
+        const AddressEntry* found =
+            session_.registry.find(*each->unsafe_storage().unsafeGetStorageImpl());
+        return found != nullptr && found->maker != nullptr &&
+               found->nbytes > session_.engine.budget / SMALL_SHARE &&
+               (found->record == nullptr || found->record->pinned || !found->record->replayable);
+    });
 }
 
 bool SlicedOperation::leaves_no_room(Locked& lock) {
@@ -180,6 +193,7 @@ bool SlicedOperation::run(
             done = attempt(inputs, recorded, grad_mode, lock);
         });
     }
+    session_.has_sliced = session_.has_sliced || done;
     return done;
 }
 
@@ -274,6 +288,7 @@ bool SlicedOperation::defer(const SlicedCallPtr& sliced) {
         return false;
     }
     Recipe& recipe = recipe_for(sliced, *plan, true);
+    recipe.aside->is_given = true;
     const Ref<Call> kept(&recipe);
     StorageRecord& record = new_record(recipe, geometries[0]);
     const StoragePtr storage_impl = session_.registry.make_placeholder_of(record);
@@ -373,13 +388,15 @@ SlicedCallPtr SlicedOperation::with_fewer_leaves(const SlicedCallPtr& sliced, Lo
 // at once.
 void Operation::run_whole_or_in_slices() {
     SlicedOperation sliced(session_, facts_, call_, parsed_);
-    // A result without a recipe cannot leave memory again.
-    const bool stays = !recording_ && session_.slices;
+    // A result without a recipe cannot leave memory again. Before the first operator ran in slices,
+    // the budget may suffice without any, so nothing is done that needs more memory.
+    const bool stays = !recording_ && session_.slices && sliced.leaves_no_room(lock_);
     if ((sliced.reads_value_without_room() || sliced.has_no_room() ||
-         (stays && sliced.leaves_no_room(lock_))) &&
+         (stays && session_.has_sliced)) &&
         run_in_slices(false)) {
         return;
     }
+    recording_ = recording_ || (stays && !parsed_.takes_over && !sliced.recipe_keeps_memory());
     const std::optional<OutOfBudgetError> shortage = out_of_budget_of([&] {
         bring_inputs();
         run_with_inputs();

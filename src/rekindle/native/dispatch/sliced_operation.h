@@ -40,6 +40,9 @@ public:
     // Return true if the result has room, but whatever reads it next would have none. Releases the
     // session mutex for a moment.
     bool leaves_no_room(Locked& lock);
+    // Return true if a recipe of the call would keep a large argument in memory, because that was
+    // computed without one.
+    bool recipe_keeps_memory() const;
     // Return true if nothing forbids that this call runs in slices.
     bool may() const;
     // Find out how such calls run in slices. Releases the session mutex for a moment.

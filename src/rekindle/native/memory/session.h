@@ -112,6 +112,7 @@ public:
     // object that recognizes repeated training steps; null: steps are not followed
     std::unique_ptr<StepObserver> steps;
     bool slices = false;            // operators that have no room run in slices
+    bool has_sliced = false;        // an operator has run in slices
     bool uses_arena = false;        // PyTorch's CPU allocations come from rekindle's arena
     std::atomic<int> rejoined = 0;  // how often other code had cleared the dispatch key (`rejoin`)
 

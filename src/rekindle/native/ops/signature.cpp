@@ -15,6 +15,7 @@
 #include "../base/slab.h"
 #include "../torch/arguments.h"
 #include "../torch/device.h"
+#include "../torch/global_flags.h"
 #include "../torch/parts.h"
 #include "../torch/raised.h"
 #include "../torch/replay_dispatch_guard.h"
@@ -275,6 +276,7 @@ Slicing Signature::find_slicing(std::span<const c10::IValue> unkeyed_args) const
         arguments(given, kept, unkeyed_args);
         found.blockwise = is_blockwise(facts, op, given);
         found.padding = padding_of(facts, given);
+        found.threads = threads_in(key[1]);
         for (std::size_t i = 0; !found.results.empty() && i < found.results[0].sizes.size(); ++i) {
             found.axes.push_back(axes_of_arguments(
                 facts, op, geometries, given, found.results[0], static_cast<int>(i)

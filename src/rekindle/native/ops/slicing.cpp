@@ -1,7 +1,5 @@
 #include "slicing.h"
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <array>
 #include <numeric>
@@ -199,13 +197,37 @@ bool is_blockwise(
 
 namespace {
 
+constexpr std::int64_t BLOCK = 64;  // at least two vector registers of any dtype
+
+bool is_contiguous(const Geometry& geometry) {
+    std::int64_t stride = 1;
+    for (std::size_t i = geometry.sizes.size(); i-- > 0;) {
+        if (geometry.sizes[i] != 1 && geometry.strides[i] != stride) {
+            return false;
+        }
+        stride *= geometry.sizes[i];
+    }
+    return true;
+}
+
 // Return which slices along `axis`, with one position on each axis in `fixed`, consist of whole
 // blocks of elements, in each thread's share too; none if the whole does not.
-std::optional<Grain> grain_of_blocks(const Geometry& whole, int axis, std::uint32_t fixed) {
+std::optional<Grain> grain_of_blocks(
+    std::span<const Geometry> arguments,
+    const Geometry& whole,
+    std::int64_t threads,
+    int axis,
+    std::uint32_t fixed
+) {
+    const auto has_order = [&](const Geometry& each) {
+        return each.numel() == 1 || (each.sizes == whole.sizes && is_contiguous(each));
+    };
+    // Other memory orders have other kernels, and those of slices may have another order.
+    if (!is_contiguous(whole) || !std::ranges::all_of(arguments, has_order)) {
+        return {};
+    }
     constexpr std::int64_t share = 32768;  // at::internal::GRAIN_SIZE
-    constexpr std::int64_t block = 64;     // at least two vector registers of any dtype
-    const std::int64_t threads = at::get_num_threads();
-    const std::int64_t elements = block * threads;
+    const std::int64_t elements = BLOCK * threads;
     // With fewer elements, not all threads take part.
     const std::int64_t least = threads == 1 ? elements : threads * share;
     const std::int64_t n = whole.numel();
@@ -218,8 +240,8 @@ std::optional<Grain> grain_of_blocks(const Geometry& whole, int axis, std::uint3
         beside /= (fixed >> i & 1U) != 0 ? whole.sizes[i] : 1;
     }
     std::int64_t unit = elements / std::gcd(elements, beside);
-    if (whole.strides[at] < block) {  // positions are not whole rows of elements
-        unit = std::lcm(unit, block);
+    if (whole.strides[at] < BLOCK) {  // positions are not whole rows of elements
+        unit = std::lcm(unit, BLOCK);
     }
     if (whole.sizes[at] % unit != 0) {
         return {};
@@ -228,29 +250,49 @@ std::optional<Grain> grain_of_blocks(const Geometry& whole, int axis, std::uint3
     return Grain{unit, std::max(unit, (positions + unit - 1) / unit * unit)};
 }
 
-constexpr std::int64_t COLUMNS = 64;  // at least two vector registers of any dtype
+bool is_floating(const Geometry& geometry) {
+    return c10::isFloatingType(geometry.dtype.toScalarType());
+}
 
 // Return which slices consist of whole blocks of columns, if `beside` columns belong to each
 // position of the axis.
 Grain grain_of_columns(std::int64_t beside) {
-    const std::int64_t unit = COLUMNS / std::gcd(COLUMNS, beside);
+    const std::int64_t unit = BLOCK / std::gcd(BLOCK, beside);
     return {unit, std::max<std::int64_t>(unit, 2)};
 }
 
-// More than two threads divide the columns of a product among them. The bits then depend on where
-// one thread's columns end, so no slice of columns repeats those of the whole.
-std::optional<Grain> grain_of_product(int axes, int axis) {
-    constexpr std::int64_t matrix = 16;
-    if (axis == axes - 1 && at::get_num_threads() > 2) {
+// Threads divide rows and columns of a product among them. A thread with few of them runs other
+// kernels, and then the bits depend on how many others there are. In random products, slices had
+// equal bits if there were 12 rows and columns or more; with more than two threads, each needed up
+// to 14 rows and 41 columns. Of a product with fewer columns, slices of whole blocks of rows had
+// equal bits with one or two threads. With double precision, bits differed for all sizes.
+std::optional<Grain> grain_of_product(const Slicing& slicing, int axis) {
+    const Geometry& result = slicing.results[0];
+    const auto last = static_cast<int>(result.sizes.size()) - 1;
+    const bool few_threads = slicing.threads <= 2;
+    const std::int64_t rows = few_threads ? 16 : 16 * slicing.threads;
+    const std::int64_t columns = few_threads ? 16 : 64 * slicing.threads;
+    if (result.dtype.itemsize() > sizeof(float) || !is_floating(result) ||
+        result.sizes[static_cast<std::size_t>(last) - 1] < rows) {
         return {};
     }
-    return axis >= axes - 2 ? Grain{1, matrix} : Grain();
+    if (result.sizes[static_cast<std::size_t>(last)] < columns) {
+        const bool are_rows = few_threads && last == 1 && axis == 0;
+        return are_rows ? std::optional(Grain{BLOCK, BLOCK}) : std::nullopt;
+    }
+    return Grain{1, axis == last ? columns : axis == last - 1 ? rows : 1};
 }
 
 // Softmax computes vector registers of rows that lie side by side: those on axes after its own.
-std::optional<Grain> grain_of_rows(const Slicing& slicing, int axis, std::uint32_t fixed) {
+// If there are any, the threads' shares may end within a register, except with `log_softmax`.
+std::optional<Grain> grain_of_rows(
+    const Facts& facts, const Slicing& slicing, int axis, std::uint32_t fixed
+) {
     const auto& sizes = slicing.results[0].sizes;
     const auto own = std::ranges::find_if(slicing.axes, [](const auto& each) { return !each; });
+    if (slicing.threads > 1 && facts.name.starts_with("aten::_softmax") && slicing.axes.back()) {
+        return {};
+    }
     if (axis <= own - slicing.axes.begin()) {
         return Grain();
     }
@@ -259,7 +301,7 @@ std::optional<Grain> grain_of_rows(const Slicing& slicing, int axis, std::uint32
         beside *= sizes[i];
     }
     // Between fixed positions, what is left over is not at the end of the whole.
-    if (fixed != 0 && sizes[static_cast<std::size_t>(axis)] * beside % COLUMNS != 0) {
+    if (fixed != 0 && sizes[static_cast<std::size_t>(axis)] * beside % BLOCK != 0) {
         return {};
     }
     return grain_of_columns(beside);
@@ -296,15 +338,18 @@ std::optional<Grain> grain_of_kernel(
     int axis,
     std::uint32_t fixed
 ) {
-    const Geometry& result = slicing.results[0];
     switch (rule_of(facts, op)) {
         case Rule::product:
         case Rule::products:
-            return grain_of_product(static_cast<int>(result.sizes.size()), axis);
+            return grain_of_product(slicing, axis);
         case Rule::pointwise:
-            return slicing.blockwise ? grain_of_blocks(result, axis, fixed) : Grain();
+            return slicing.blockwise
+                       ? grain_of_blocks(
+                             arguments, slicing.results[0], slicing.threads, axis, fixed
+                         )
+                       : Grain();
         case Rule::rows:
-            return grain_of_rows(slicing, axis, fixed);
+            return grain_of_rows(facts, slicing, axis, fixed);
         case Rule::reduction:
             return fixed == 0 ? std::optional(grain_of_reduction(arguments[0], slicing, axis))
                               : std::nullopt;

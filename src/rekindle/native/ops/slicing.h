@@ -7,13 +7,16 @@
 // one column of the second. The rules here hold only if the kernel computes every element in the
 // same order, whatever the slice: then the bits are those of the whole. So a sum is never split
 // along the axis that it adds up. The first run of each signature in slices is compared with its
-// own pieces (`SliceTrials`), because a kernel may still choose another order for other sizes.
+// own pieces, and so is each that is shorter or longer than those compared before (`SliceTrials`),
+// because a kernel may still choose another order for other sizes.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 #include <c10/util/SmallVector.h>
 
+#include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -32,9 +35,44 @@ inline constexpr int UNSLICED = -1;  // in place of an axis: all of the argument
 using ArgumentAxes = c10::SmallVector<int, 6>;
 
 // What the trials of one signature have shown, for each axis of its result.
-struct SliceTrials final {
-    std::uint32_t equal = 0;    // bit mask of the axes along which slices gave equal bits
-    std::uint32_t unequal = 0;  // bit mask of the axes along which they did not
+class SliceTrials final {
+public:
+    // Return true if slices of `length` positions along `axis` need no trial: shorter ones and
+    // longer ones gave equal bits.
+    bool is_tried(int axis, std::int64_t length) const noexcept {
+        return axis < AXES && equal_[static_cast<std::size_t>(axis)].has(length);
+    }
+
+    // Record that slices of `least` to `most` positions along `axis` gave equal bits.
+    void passed(int axis, std::int64_t least, std::int64_t most) noexcept {
+        if (axis < AXES) {
+            equal_[static_cast<std::size_t>(axis)].add(least, most);
+        }
+    }
+
+    // Return true if slices along one of `axes`, bits of a mask, gave other bits.
+    bool have_failed(std::uint32_t axes) const noexcept { return (unequal_ & axes) != 0; }
+
+    // Record that slices along `axes`, bits of a mask, gave other bits.
+    void failed(std::uint32_t axes) noexcept { unequal_ |= axes; }
+
+private:
+    struct Lengths final {
+        std::int64_t least = 0;
+        std::int64_t most = 0;
+
+        bool has(std::int64_t length) const noexcept { return least <= length && length <= most; }
+
+        void add(std::int64_t shortest, std::int64_t longest) noexcept {
+            least = most == 0 ? shortest : std::min(least, shortest);
+            most = std::max(most, longest);
+        }
+    };
+
+    static constexpr int AXES = 8;  // along more axes, each slice is tried
+
+    std::array<Lengths, AXES> equal_;
+    std::uint32_t unequal_ = 0;
 };
 
 // Which slices along one axis are possible: a slice has a multiple of `unit` positions, except for
@@ -61,6 +99,7 @@ struct Slicing final {
     // The operator is pointwise, and its kernel may give an element other bits if it is among those
     // that do not fill a vector register.
     bool blockwise = false;
+    int threads = 1;  // with so many threads the kernel runs
     Padding padding;
 };
 
@@ -83,11 +122,12 @@ Padding padding_of(const Facts& facts, std::span<const c10::IValue> given);
 // Return true if the operator reads only the shape of its tensor argument `index`.
 bool reads_only_shape(const Facts& facts, std::size_t index);
 // Return which slices along `axis` the operator's kernel computes as it computes the whole, if
-// there is only one position on the axes in the mask `fixed`. Products of few rows or columns have
-// kernels of their own. Sums of columns, and softmax of columns, are computed in blocks of columns,
-// and what is left over in another way. Kernels of pointwise operators compute whole vector
-// registers of elements, and what is left over at the end, and at the end of each thread's share,
-// in another way (`Slicing::blockwise`). Return none if slices along `axis` cannot repeat that.
+// there is only one position on the axes in the mask `fixed`. Products have other kernels for
+// threads with few rows or columns. Sums of columns, and softmax of columns, are computed in blocks
+// of columns, and what is left over in another way. Kernels of pointwise operators compute whole
+// vector registers of elements, and what is left over at the end, and at the end of each thread's
+// share, in another way (`Slicing::blockwise`). Return none if slices along `axis` cannot repeat
+// that.
 std::optional<Grain> grain_of_kernel(
     const Facts& facts,
     const c10::OperatorHandle& op,

@@ -96,7 +96,7 @@ void set_number_of_threads(int n) {
 
 void set_switches_of_thread(std::int64_t word) {
     at::Context::setFlushDenormal((word >> DENORMAL & 1) != 0);
-    set_number_of_threads(static_cast<int>(word >> THREADS & MOST_THREADS));
+    set_number_of_threads(threads_in(word));
 }
 
 std::int64_t default_dtype() {
@@ -247,6 +247,10 @@ std::int64_t global_flags() {
     word |= static_cast<std::int64_t>(flushes_denormal()) << DENORMAL;
     word |= (at::get_num_threads() & MOST_THREADS) << THREADS;
     return has_device() ? word | switches_of_device() : word;
+}
+
+int threads_in(std::int64_t switches) {
+    return static_cast<int>(switches >> THREADS & MOST_THREADS);
 }
 
 std::int64_t product_flags(bool only_matrix) {

@@ -26,6 +26,8 @@ namespace rekindle {
 // Return the settings that decide which kernel runs, packed into one word. The word is part of each
 // signature.
 std::int64_t global_flags();
+// Return the number of threads in a word of `global_flags`.
+int threads_in(std::int64_t switches);
 // Return the settings of products, packed into one word, which is never 0: the precisions in
 // float32, and switches that no other operator reads. The word is part of the signatures of
 // operators that sum products. If `only_matrix`, the operator multiplies matrices, so precisions of

@@ -59,6 +59,7 @@ struct Recipe final : Call {
         // inputs of the engine's `Call` are then the leaves of `sliced`. Null: as a whole.
         SlicedCallPtr sliced;
         std::int64_t slices = 0;  // in how many slices the last run of the call was
+        bool is_given = false;    // the program has the result, so it must be had
     };
 
     std::unique_ptr<Aside> aside;

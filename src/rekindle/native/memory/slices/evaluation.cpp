@@ -51,14 +51,14 @@ SliceTrials& trials_of(const SlicedCall& call) {
 }
 
 void refuse(const SlicedCall& call, int axis) {
-    trials_of(call).unequal |= bit(axis);
+    trials_of(call).failed(bit(axis));
     note_failed_trial();
     throw UnequalSlices();
 }
 
 // Slice no call with the signature of `call` any more.
 void refuse_all(const SlicedCall& call) {
-    trials_of(call).unequal = ~AxisMask{0};
+    trials_of(call).failed(~AxisMask{0});
     note_failed_trial();
     throw UnequalSlices();
 }
@@ -190,6 +190,9 @@ at::Tensor Evaluation::slice(const SlicedCall& call, const Slice& wanted) {
     at::Tensor all;
     for (const Box& box : boxes) {
         const Box computed = widened(call, box);
+        if (!is_possible(call, computed)) {
+            refuse_all(call);
+        }
         at::Tensor made = run(call, computed)[0];
         if (!box.empty()) {
             const Range& last = box.back();
@@ -241,7 +244,9 @@ void Evaluation::try_pieces(
     const ArgumentAxes& axes = *call.slicing().axes[static_cast<std::size_t>(range.axis)];
     const std::int64_t most = (n + pieces - 1) / pieces;
     const std::int64_t length = (most + grain.unit - 1) / grain.unit * grain.unit;
+    std::int64_t shortest = n;
     each_block(n, length, grain.unit, [&](std::int64_t begin, std::int64_t end) {
+        shortest = std::min(shortest, end - begin);
         std::vector<at::Tensor> parts;
         for (std::size_t i = 0; i < arguments.size(); ++i) {
             const at::Tensor part = axes[i] == UNSLICED
@@ -258,7 +263,7 @@ void Evaluation::try_pieces(
             }
         }
     });
-    trials_of(call).equal |= bit(range.axis);
+    trials_of(call).passed(range.axis, shortest, n);
 }
 
 // Compare columns with the same elements in a slice of rows, which the operator's kernel computes.
@@ -266,7 +271,7 @@ void Evaluation::try_pieces(
 void Evaluation::compare_with_rows(
     const SlicedCall& call, const Range& range, const at::Tensor& found
 ) {
-    if ((trials_of(call).equal & bit(range.axis)) != 0) {
+    if (trials_of(call).is_tried(range.axis, range.length())) {
         return;
     }
     const std::int64_t n = rows_to_compare(call, range.axis);
@@ -274,7 +279,7 @@ void Evaluation::compare_with_rows(
     if (!has_equal_bits(some, found.reshape({-1, range.length()}).narrow(0, 0, n))) {
         refuse(call, range.axis);
     }
-    trials_of(call).equal |= bit(range.axis);
+    trials_of(call).passed(range.axis, range.length(), range.length());
 }
 
 // -- columns --------------------------------------------------------------------------------------
@@ -436,6 +441,22 @@ std::vector<at::Tensor> Evaluation::gather_losses(const SlicedCall& call, const 
     return {loss, total};
 }
 
+namespace {
+
+std::vector<StoragePtr> storages_of(std::span<const at::Tensor> results) {
+    std::vector<StoragePtr> storages;
+    for (const at::Tensor& each : results) {
+        storages.push_back(storage_of(*each.unsafeGetTensorImpl()));
+    }
+    return storages;
+}
+
+}  // namespace
+
+std::vector<StoragePtr> compute_whole(const SlicedCall& call, LeafStorage leaf) {
+    return storages_of(Evaluation(leaf).run(call, {}));
+}
+
 std::vector<StoragePtr> compute_in_slices(
     const SlicedCall& call, const SlicePlan& plan, LeafStorage leaf
 ) {
@@ -458,11 +479,7 @@ std::vector<StoragePtr> compute_in_slices(
             }
         });
     }
-    std::vector<StoragePtr> storages;
-    for (const at::Tensor& each : results) {
-        storages.push_back(storage_of(*each.unsafeGetTensorImpl()));
-    }
-    return storages;
+    return storages_of(results);
 }
 
 }  // namespace rekindle

@@ -63,6 +63,8 @@ private:
     LeafStorage leaf_;
 };
 
+// Compute the results of `call`, and all that it reads, as a whole.
+std::vector<StoragePtr> compute_whole(const SlicedCall& call, LeafStorage leaf);
 // Compute the results of `call` by `plan`. Throw `UnequalSlices` if a trial fails.
 std::vector<StoragePtr> compute_in_slices(
     const SlicedCall& call, const SlicePlan& plan, LeafStorage leaf

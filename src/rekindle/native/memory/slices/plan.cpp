@@ -1,7 +1,5 @@
 #include "plan.h"
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <functional>
 #include <numeric>
@@ -12,8 +10,9 @@ namespace rekindle {
 
 namespace {
 
-constexpr std::int64_t MOST_REPEATED = 16;  // how often all rows may be computed again
-constexpr std::int64_t COMPARED = 16;       // rows with which columns are compared
+constexpr std::int64_t MOST_REPEATED = 16;    // how often all rows may be computed again
+constexpr std::int64_t COMPARED = 16;         // rows with which columns are compared
+constexpr Bytes IMPOSSIBLE = UNLIMITED / 64;  // some of them may be added
 
 bool is_last_axis(const Geometry& geometry, int axis) {
     return std::cmp_equal(axis + 1, geometry.sizes.size());
@@ -139,11 +138,24 @@ Box widened(const SlicedCall& call, const Box& box) {
     const Grain grain = axis_plan(call, last.axis, outer_axes(box)).grain;
     if (last.length() < grain.least) {
         last.begin = std::max(std::int64_t{0}, std::min(last.begin, n - grain.least));
-        last.begin -= last.begin % grain.unit;
         last.end = std::max(last.end, last.begin + grain.least);
-        last.end = std::min(n, (last.end + grain.unit - 1) / grain.unit * grain.unit);
     }
+    last.begin -= last.begin % grain.unit;
+    last.end = std::min(n, (last.end + grain.unit - 1) / grain.unit * grain.unit);
     return made;
+}
+
+// NOLINTNEXTLINE(misc-no-recursion): as above
+bool is_possible(const SlicedCall& call, const Box& box) {
+    if (box.empty()) {
+        return true;
+    }
+    const Range& last = box.back();
+    const AxisPlan plan = axis_plan(call, last.axis, outer_axes(box));
+    const std::int64_t n = call.result().sizes[static_cast<std::size_t>(last.axis)];
+    const std::int64_t unit = plan.grain.unit;
+    return plan.way != SliceWay::none && last.begin % unit == 0 &&
+           (last.end % unit == 0 || last.end == n);
 }
 
 std::optional<Grain> kernel_grain(const SlicedCall& call, int axis, AxisMask fixed) {
@@ -268,7 +280,7 @@ std::optional<Grain> direct_grain(const SlicedCall& call, int axis, AxisMask fix
 
 // NOLINTNEXTLINE(misc-no-recursion): as above
 AxisPlan new_axis_plan(const SlicedCall& call, int axis, AxisMask fixed) {
-    const bool refused = (call.slicing().trials.unequal & (bit(axis) | fixed)) != 0;
+    const bool refused = call.slicing().trials.have_failed(bit(axis) | fixed);
     const bool sliced = call.slicing().axes[static_cast<std::size_t>(axis)].has_value();
     const bool columns = !sliced && fixed == 0 && has_columns(call, axis);
     if (!refused && (sliced || columns)) {
@@ -297,8 +309,8 @@ void note_failed_trial() noexcept {
 // NOLINTNEXTLINE(misc-no-recursion): as above
 AxisPlan axis_plan(const SlicedCall& call, int axis, AxisMask fixed) {
     AxisPlans& known = call.axes;
-    if (known.failed_trials != failed_trials || known.threads != at::get_num_threads()) {
-        known = {failed_trials, at::get_num_threads(), {}};
+    if (known.failed_trials != failed_trials) {
+        known = {failed_trials, {}};
     }
     for (const AxisPlans::Entry& each : known.entries) {
         if (each.axis == axis && each.fixed == fixed) {
@@ -316,7 +328,7 @@ Bytes bytes_of_view(const SlicedCall& call, const Geometry& view, const Box& box
     const std::optional<Slice> slice = slice_of(view, box, whole.numel());
     const std::vector<Box> boxes = slice ? boxes_of(whole, *slice) : std::vector<Box>();
     if (boxes.empty()) {
-        return UNLIMITED / 4;
+        return IMPOSSIBLE;
     }
     Bytes most = 0;
     bool in_pieces = boxes.size() > 1;
@@ -324,17 +336,21 @@ Bytes bytes_of_view(const SlicedCall& call, const Geometry& view, const Box& box
     for (std::size_t i = 0; i < boxes.size(); ++i) {
         if (i < 2 || i + 1 == boxes.size()) {
             const Box box_there = widened(call, boxes[i]);
+            if (!is_possible(call, box_there)) {
+                return IMPOSSIBLE;
+            }
             in_pieces = in_pieces || box_there.size() > 1 ||
                         (!box_there.empty() && box_there[0].length() > boxes[i][0].length());
             most = std::max(most, bytes_of(call, box_there));
         }
     }
-    return most + (in_pieces ? whole.nbytes() / slice->period * slice->width() : 0);
+    most += in_pieces ? whole.nbytes() / slice->period * slice->width() : 0;
+    return std::min(most, IMPOSSIBLE);
 }
 
 std::int64_t tried_pieces(const SlicedCall& call, const Box& box) {
     constexpr std::int64_t most = 4;
-    if (box.empty() || (call.slicing().trials.equal & bit(box.back().axis)) != 0) {
+    if (box.empty() || call.slicing().trials.is_tried(box.back().axis, box.back().length())) {
         return 0;
     }
     const Grain grain = kernel_grain(call, box.back().axis, outer_axes(box)).value_or(Grain());
@@ -438,7 +454,7 @@ std::optional<SlicePlan> plan_along(const SlicedCall& call, int axis, Bytes avai
         plan.length =
             halved(n, least, [&](std::int64_t length) { return bytes(length) <= available; });
         plan.workspace = bytes(plan.length);
-        return plan;
+        return plan.workspace < IMPOSSIBLE ? std::optional(plan) : std::nullopt;
     }
     const AxisPlan along = axis_plan(call, axis);
     if (along.way == SliceWay::none) {
@@ -449,7 +465,7 @@ std::optional<SlicePlan> plan_along(const SlicedCall& call, int axis, Bytes avai
     plan.repeats = along.grain.repeats;
     plan.length = length_within(call, axis, n, along.grain, available);
     plan.workspace = bytes_of(call, {{axis, 0, plan.length}});
-    return plan;
+    return plan.workspace < IMPOSSIBLE ? std::optional(plan) : std::nullopt;
 }
 
 // Call `visit(plan)` for each way to run `call` in slices.

@@ -35,8 +35,10 @@ std::int64_t tried_pieces(const SlicedCall& call, const Box& box);
 // Return how many rows of `rows_of(call, axis)` are computed at once, so that they need at most
 // `most` bytes if possible.
 std::int64_t rows_at_once(const SlicedCall& call, int axis, Bytes most);
-// Return `box`, or a larger box around it if the operator cannot compute so few positions.
+// Return `box`, or a larger box around it if the operator cannot compute just these positions.
 Box widened(const SlicedCall& call, const Box& box);
+// Return true if the positions `box` of the result can be computed.
+bool is_possible(const SlicedCall& call, const Box& box);
 // Return an upper bound of the bytes in memory while the slice `box` is computed, result included.
 Bytes bytes_of(const SlicedCall& call, const Box& box);
 // The same for the positions `box` of `view`, a view of the result.

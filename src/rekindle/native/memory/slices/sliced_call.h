@@ -58,8 +58,7 @@ struct AxisPlan final {
     Grain grain;
 };
 
-// What was found out about the axes of a call. It holds as long as no trial fails, and as long as
-// kernels run with so many threads.
+// What was found out about the axes of a call. It holds as long as no trial fails.
 struct AxisPlans final {
     struct Entry final {
         int axis;
@@ -68,7 +67,6 @@ struct AxisPlans final {
     };
 
     std::int64_t failed_trials = -1;
-    int threads = 0;
     std::vector<Entry> entries;
 };
 
