@@ -138,12 +138,16 @@ class Scene(Program):
 
     def run(self, setting: Setting) -> dict[str, Any]:
         assert isinstance(setting, Tallied)
-        found = self._play(setting)
-        if setting.mode is not None and setting.peak > setting.most:
-            # The first call of an operator shows the core its workspace. Once the core knows the
-            # workspace, the same program stays within the budget.
+        try:
             found = self._play(setting)
-        return found
+            if setting.mode is None or setting.peak <= setting.most:
+                return found
+        except rekindle.OutOfBudget:
+            if setting.peak <= setting.most:
+                raise
+        # The first call of an operator shows the core its workspace. Once the core knows the
+        # workspace, the same program stays within the budget, or is refused before it leaves it.
+        return self._play(setting)
 
     def _play(self, setting: Tallied) -> dict[str, Any]:
         error, world = "", World(self.seed, setting.budget, setting.change)
