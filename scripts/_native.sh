@@ -24,7 +24,7 @@ NATIVE_UNITS=(torch engine)
 
 native_unit() { # UNIT FOLDER: writes the unit there, and prints its path
     case "$1" in
-        torch) printf '#include "%s"\n' "$PWD"/src/rekindle/native/{allocator,torch,ops,memory/{records,observers,registry,room,recomputer,sources,held},memory,steps,dispatch,python}/*.cpp ;;
+        torch) printf '#include "%s"\n' "$PWD"/src/rekindle/native/{allocator,torch,ops,memory/{records,observers,registry,room,recomputer,sources,slices,held},memory,steps,dispatch,python}/*.cpp ;;
         engine) printf '#include "%s"\n' "$PWD"/src/rekindle/native/{base,engine,replay}/*.cpp ;;
     esac >"$2/$1.cpp"
     printf '%s\n' "$2/$1.cpp"

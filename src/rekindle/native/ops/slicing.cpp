@@ -264,8 +264,9 @@ Grain grain_of_columns(std::int64_t beside) {
 // Threads divide rows and columns of a product among them. A thread with few of them runs other
 // kernels, and then the bits depend on how many others there are. In random products, slices had
 // equal bits if there were 12 rows and columns or more; with more than two threads, each needed up
-// to 14 rows and 41 columns. Of a product with fewer columns, slices of whole blocks of rows had
-// equal bits with one or two threads. With double precision, bits differed for all sizes.
+// to 14 rows and 41 columns. Of a product with fewer columns, slices of rows had equal bits: with
+// one or two threads those of whole blocks, with more threads if the columns were a multiple of 8.
+// With double precision, bits differed for all sizes.
 std::optional<Grain> grain_of_product(const Slicing& slicing, int axis) {
     const Geometry& result = slicing.results[0];
     const auto last = static_cast<int>(result.sizes.size()) - 1;
@@ -277,10 +278,19 @@ std::optional<Grain> grain_of_product(const Slicing& slicing, int axis) {
         return {};
     }
     if (result.sizes[static_cast<std::size_t>(last)] < columns) {
-        const bool are_rows = few_threads && last == 1 && axis == 0;
-        return are_rows ? std::optional(Grain{BLOCK, BLOCK}) : std::nullopt;
+        if (last != 1 || axis != 0) {
+            return {};
+        }
+        if (few_threads) {
+            return Grain{BLOCK, BLOCK};
+        }
+        const bool even = result.sizes[1] % 16 == 0;
+        return even ? std::optional(Grain{1, rows}) : std::nullopt;
     }
-    return Grain{1, axis == last ? columns : axis == last - 1 ? rows : 1};
+    if (axis == last) {
+        return Grain{1, columns};
+    }
+    return Grain{1, axis == last - 1 ? rows : 1};
 }
 
 // Softmax computes vector registers of rows that lie side by side: those on axes after its own.

@@ -47,6 +47,7 @@ bool has_equal_bits(const at::Tensor& one, const at::Tensor& other) {
 }
 
 SliceTrials& trials_of(const SlicedCall& call) {
+    // NOLINTNEXTLINE(bugprone-unchecked-optional-access): a sliced call has it
     return call.signature->slicing->trials;
 }
 
@@ -67,6 +68,7 @@ void refuse_all(const SlicedCall& call) {
 // each, in multiples of `unit`. The blocks are about equally long: kernels treat the rest of a
 // product in their own way if it is a single row.
 template <class F>
+// NOLINTNEXTLINE(misc-no-recursion): chains of sliced calls are as short as the program's
 void each_block(std::int64_t n, std::int64_t length, std::int64_t unit, F&& visit) {
     const std::int64_t units = (n + unit - 1) / unit;
     const std::int64_t most = std::max<std::int64_t>(1, length / unit);
@@ -241,6 +243,7 @@ void Evaluation::try_pieces(
     }
     const std::int64_t n = range.length();
     const Grain grain = kernel_grain(call, range.axis, outer_axes(box)).value_or(Grain());
+    // NOLINTNEXTLINE(bugprone-unchecked-optional-access): the plan has checked the axis
     const ArgumentAxes& axes = *call.slicing().axes[static_cast<std::size_t>(range.axis)];
     const std::int64_t most = (n + pieces - 1) / pieces;
     const std::int64_t length = (most + grain.unit - 1) / grain.unit * grain.unit;
@@ -321,6 +324,7 @@ at::Tensor Evaluation::columns_of_rows(const SlicedCall& call, const Range& rang
         n,
         rows_at_once(call, range.axis, narrowed(whole, {range}).nbytes()),
         grain_of_rows(call, range.axis).value_or(Grain()).unit,
+        // NOLINTNEXTLINE(misc-no-recursion): as above
         [&](std::int64_t begin, std::int64_t end) {
             const at::Tensor some = rows(call, range.axis, begin, end)
                                         .narrow(1, range.begin * inside, range.length() * inside);
@@ -347,6 +351,7 @@ at::Tensor Evaluation::columns_of_log_softmax(const SlicedCall& call, const Rang
 
 // Return the columns `range` of the gradient of a loss, and one more with the gradient of each row
 // whose target is in another column.
+// NOLINTNEXTLINE(misc-no-recursion): as above
 at::Tensor Evaluation::columns_from_loss(const SlicedCall& call, const Range& range) {
     const std::int64_t n = range.length();
     const at::Tensor gradient = argument(call, 0, {});
@@ -404,6 +409,7 @@ void Evaluation::find_rows(const SlicedCall& call, const Range& range) {
         n,
         rows_at_once(call, last, bytes_of(call, {range})),
         grain_of_rows(call, last).value_or(Grain()).unit,
+        // NOLINTNEXTLINE(misc-no-recursion): as above
         [&](std::int64_t begin, std::int64_t end) { rows(call, last, begin, end); }
     );
 }
@@ -417,7 +423,7 @@ std::vector<at::Tensor> Evaluation::gather_losses(const SlicedCall& call, const 
     const at::Tensor wrong =
         targets.lt(0).logical_or_(targets.ge(losses.sizes[1])).logical_and_(ignored.logical_not());
     if (wrong.any().item<bool>()) {
-        const std::int64_t target = targets.masked_select(wrong)[0].item<std::int64_t>();
+        const auto target = targets.masked_select(wrong)[0].item<std::int64_t>();
         TORCH_CHECK_INDEX(false, "Target ", target, " is out of bounds.");
     }
     const at::Tensor columns = at::where(ignored, 0, targets).unsqueeze(1);

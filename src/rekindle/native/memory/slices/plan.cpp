@@ -25,6 +25,7 @@ bool is_in_order(const Geometry& geometry) {
 
 // Return `n` halved until it fits, but not less than `least`.
 template <class F>
+// NOLINTNEXTLINE(misc-no-recursion): chains of sliced calls are as short as the program's
 std::int64_t halved(std::int64_t n, std::int64_t least, F&& fits) {
     while (n > least && !fits(n)) {
         n = std::max(least, n / 2);
@@ -168,7 +169,7 @@ std::optional<Grain> kernel_grain(const SlicedCall& call, int axis, AxisMask fix
 Geometry rows_of(const SlicedCall& call, int axis) {
     Geometry made = call.result();
     std::int64_t width = 1;
-    for (std::size_t i = static_cast<std::size_t>(axis); i < made.sizes.size(); ++i) {
+    for (auto i = static_cast<std::size_t>(axis); i < made.sizes.size(); ++i) {
         width *= made.sizes[i];
     }
     const std::int64_t rows = made.numel() / width;
@@ -257,6 +258,7 @@ std::optional<Grain> direct_grain(const SlicedCall& call, int axis, AxisMask fix
         if (!call.arguments[i].call || reads_only_shape(call.signature->facts, i)) {
             continue;
         }
+        // NOLINTNEXTLINE(bugprone-unchecked-optional-access): the kernel has slices along the axis
         const int own = columns ? axis : (*axes[at])[i];
         if (own == UNSLICED) {
             return {};
@@ -344,7 +346,10 @@ Bytes bytes_of_view(const SlicedCall& call, const Geometry& view, const Box& box
             most = std::max(most, bytes_of(call, box_there));
         }
     }
-    most += in_pieces ? whole.nbytes() / slice->period * slice->width() : 0;
+    if (in_pieces) {
+        // NOLINTNEXTLINE(bugprone-unchecked-optional-access): else there were no boxes
+        most += whole.nbytes() / slice->period * slice->width();
+    }
     return std::min(most, IMPOSSIBLE);
 }
 
@@ -361,6 +366,7 @@ std::int64_t tried_pieces(const SlicedCall& call, const Box& box) {
 // NOLINTNEXTLINE(misc-no-recursion): as above
 std::int64_t rows_at_once(const SlicedCall& call, int axis, Bytes most) {
     const Geometry rows = rows_of(call, axis);
+    // NOLINTNEXTLINE(misc-no-recursion): as above
     return halved(rows.sizes[0], rows_to_compare(call, axis), [&](std::int64_t length) {
         return bytes_of_view(call, rows, {{0, 0, length}}) <= most;
     });
