@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -233,3 +234,25 @@ def docstrings(text: str) -> list[str]:
 def good_summary(docstring: str) -> bool:
     """Return True if the first line of `docstring` is a sentence with a period."""
     return docstring.partition("\n")[0].endswith(".") and not NO_SUMMARY.match(docstring)
+
+
+def test_units_that_are_checked_have_all_native_files(tmp_path: Path) -> None:
+    run = subprocess.run(
+        [
+            "bash",
+            "-c",
+            '. scripts/_native.sh; for u in "${NATIVE_UNITS[@]}"; do native_unit "$u" "$0"; done',
+            tmp_path,
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    included = {
+        name
+        for unit in run.stdout.split()
+        for name in re.findall(r'#include "(.*)"', Path(unit).read_text(encoding="utf-8"))
+    }
+    native = ROOT / "src" / "rekindle" / "native"
+    assert {str(path) for path in native.rglob("*.cpp")} == included
