@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -14,6 +15,7 @@ import rekindle
 from rekindle.pytorch.native import core as native_core
 from tests.on_device.machine import same
 from tests.pytorch.scenes.play import Tally
+from tests.pytorch.tracker import Tracker
 
 pytestmark = pytest.mark.skipif(native_core() is None, reason="no native core")
 
@@ -438,3 +440,35 @@ def test_report_of_run_with_room_names_no_slices() -> None:
     with rekindle.budget(STATE + 10 * SCORES, learn=False, split="equal") as run:
         results(*drawn(), functional.cross_entropy)
     assert "in slices" not in str(run.report())
+
+
+def test_gradient_is_freed_after_its_reader_failed_in_slices() -> None:
+    torch.manual_seed(20)
+    hidden = torch.randn(192, 64, requires_grad=True)
+    wide = (torch.randn(64, 1024) * 0.2).requires_grad_()
+    narrow = (torch.randn(1024, 64) * 0.05).requires_grad_()
+    weights, left = (hidden, wide, narrow), []
+
+    def train() -> None:
+        scores = hidden @ wide
+        part, kept = narrow[..., :64], narrow.relu()
+        product = part @ hidden.t().unsqueeze(0)
+        scaled, gelu = product.mul(0.5).add(0.1), functional.gelu(product)
+        values = (scaled, gelu, part, kept[..., :64], scores, product.mean(-1, keepdim=True))
+        sum(each.abs().sum() for each in values).backward()
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for budget in (6_000_000, 6_100_000, 7_000_000, 7_822_562, 7_928_837):
+            for weight in weights:
+                weight.grad = None
+            with Tracker(), suppress(rekindle.OutOfBudget):
+                with rekindle.budget(budget, learn=False, split="equal") as run:
+                    train()
+                gc.collect()
+                torch.zeros(())  # Rekindle notices freed storages at the next operator
+                left.append(run.memory - 2 * sum(each.nbytes for each in weights))
+    finally:
+        torch.set_num_threads(before)
+    assert left == [0] * len(left) != []

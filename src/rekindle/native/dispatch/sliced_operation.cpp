@@ -1,5 +1,7 @@
 #include "sliced_operation.h"
 
+#include <c10/util/ScopeExit.h>
+
 #include <algorithm>
 #include <optional>
 #include <vector>
@@ -236,6 +238,14 @@ bool SlicedOperation::compute(const SlicedCallPtr& sliced, bool recorded) {
     recorded = recorded && nbytes > session_.engine.budget / SMALL_SHARE;
     Recipe& recipe = recipe_for(sliced, *plan, recorded);
     const Ref<Call> kept(&recipe);
+    // If the call fails, or its results need no recipe, nothing needs the sources that it read.
+    const auto let_go = c10::make_scope_exit([&] {
+        std::vector<StorageRecord*> leaves;
+        collect_leaves(*sliced, leaves);
+        for (StorageRecord* each : leaves) {
+            session_.frees.disown(*each);
+        }
+    });
     std::vector<Ref<Storage>> made;
     for (const Geometry& each : sliced->slicing().results) {
         made.emplace_back(&new_record(recipe, each));

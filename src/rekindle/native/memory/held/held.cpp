@@ -258,6 +258,7 @@ void Held::forget_recipes() {
             frees_.events.perform([&] { engine_.unlock(*each); });
         }
     }
+    frees_.let_go_of_idle();
 }
 
 }  // namespace rekindle
