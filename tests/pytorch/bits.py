@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -103,3 +104,14 @@ def noted(value: object) -> object:
     if isinstance(value, (list, tuple)):
         return [noted(each) for each in value]
     return repr(value)
+
+
+@contextmanager
+def threads_set(threads: int) -> Iterator[None]:
+    """Run kernels with so many threads inside the block: some bits depend on their number."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -23,7 +23,7 @@ from rekindle.policies import Policy
 from tests.differ.judge import smallest
 from tests.helpers import ALL_POLICIES, combined, name_of, others_slow
 from tests.pytorch.allocations import allocated
-from tests.pytorch.bits import differing, everything
+from tests.pytorch.bits import differing, everything, threads_set
 from tests.pytorch.models import ALL_CASES, Case, Workload
 from tests.pytorch.tracker import Measured, Tracker, measure
 
@@ -38,10 +38,8 @@ some_cases = pytest.mark.parametrize("case", others_slow(ALL_CASES), ids=lambda 
 @pytest.fixture(autouse=True, scope="module")
 def _one_thread() -> Iterator[None]:
     """Run on one thread, because several threads may split sums differently from run to run."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with threads_set(1):
+        yield
 
 
 def train(workload: Workload) -> list[Tensor]:

@@ -16,6 +16,7 @@ import torch
 from rekindle.policies import Swap
 from tests.native.journals import Entry, entries
 from tests.pytorch import cores
+from tests.pytorch.bits import threads_set
 from tests.pytorch.held.placeholders import is_empty
 from tests.pytorch.held.test_moved_state import LARGEST, TIGHT, Task, moving
 
@@ -26,11 +27,8 @@ FAST = Swap(1 << 30, out_bytes_per_s=10**10, in_bytes_per_s=10**10)
 
 @pytest.fixture(autouse=True)
 def _alike() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with cores.fixed_prices():
+    with threads_set(1), cores.fixed_prices():
         yield
-    torch.set_num_threads(threads)
 
 
 def journal(task: Task, budget: int, tmp_path: Path, steps: int = STEPS) -> tuple[list[int], Any]:

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 import rekindle
 from rekindle import Run
 from tests.helpers import others_slow
-from tests.pytorch.bits import differing, everything
+from tests.pytorch.bits import differing, everything, threads_set
 from tests.pytorch.cores import evicting_before_every_operator
 from tests.pytorch.held.placeholders import empty, is_empty
 from tests.pytorch.models import ALL_CASES, Case
@@ -39,10 +39,8 @@ TIGHT = 9 * LARGEST  #: a budget of 0.19 of the weights, gradients and state of 
 
 @pytest.fixture(autouse=True, scope="module")
 def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with threads_set(1):
+        yield
 
 
 def moving(tmp_path: Path, budget: int = TIGHT, **options: Any) -> rekindle.budget:

@@ -14,6 +14,7 @@ from torch.nn import functional
 import rekindle
 from rekindle.pytorch.native import core as native_core
 from tests.on_device.machine import same
+from tests.pytorch.bits import threads_set
 from tests.pytorch.scenes.play import Tally
 from tests.pytorch.tracker import Tracker
 
@@ -261,25 +262,19 @@ def test_sum_of_value_without_room_is_equal(name: str, threads: int) -> None:
     """Kernels add up the last columns in another order if they fill no vector register."""
     shape, operator = SUMS[name]
     torch.manual_seed(20)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with threads_set(threads):
         for share in range(1, 10):
             x = torch.randn(shape)
             expected = operator(x * 2)
             room = x.nbytes + expected.nbytes + x.nbytes * share // 10
             with suppress(rekindle.OutOfBudget), rekindle.budget(room, learn=False, split="equal"):
                 assert same(operator(x * 2), expected)
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 4, 8])
 def test_product_in_slices_is_equal_with_any_threads(threads: int) -> None:
     torch.manual_seed(20)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with threads_set(threads):
         for columns in (512, 1000, 1500):
             x, weight = torch.randn(32, 64), torch.randn(64, columns)
             expected = torch.relu(x @ weight)
@@ -292,8 +287,6 @@ def test_product_in_slices_is_equal_with_any_threads(threads: int) -> None:
                     found = torch.relu(x @ weight)
                     assert same(found.t() @ torch.ones(32, 2), expected.t() @ torch.ones(32, 2))
                     assert same(found, expected)
-    finally:
-        torch.set_num_threads(before)
 
 
 #: Shapes (rows, length of a row, columns) of products whose slices have other bits in some cases.
@@ -305,9 +298,7 @@ FEW_COLUMNS = [(512, 600, 1), (640, 423, 7), (360, 597, 43), (352, 400, 34), (11
 def test_product_with_few_columns_is_equal(threads: int, dtype: torch.dtype) -> None:
     """Threads with few columns run other kernels; so do all with double precision."""
     torch.manual_seed(20)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with threads_set(threads):
         for rows, length, columns in FEW_COLUMNS:
             x, weight = (
                 torch.randn(rows, length, dtype=dtype),
@@ -321,8 +312,6 @@ def test_product_with_few_columns_is_equal(threads: int, dtype: torch.dtype) -> 
                     rekindle.budget(room, learn=False, split="equal"),
                 ):
                     assert same(torch.relu(x) @ weight, expected)
-    finally:
-        torch.set_num_threads(before)
 
 
 #: Operators whose kernels give other bits at the ends of threads' shares, or in other memory order.
@@ -342,9 +331,7 @@ def test_value_that_program_holds_is_equal_with_any_threads(name: str, threads: 
     """The value has no room, so that it is computed in slices when the budget ends."""
     shape, operator = IN_SHARES[name]
     torch.manual_seed(20)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with threads_set(threads):
         for transposed in (False, True):
             x = torch.randn(shape)
             x = x.mT.contiguous().mT if transposed else x
@@ -355,8 +342,6 @@ def test_value_that_program_holds_is_equal_with_any_threads(name: str, threads: 
                     with rekindle.budget(room, learn=False, split="equal"):
                         found = operator(x * 2)
                     assert same(found, expected)
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("kind", [torch.softmax, torch.log_softmax])
@@ -410,9 +395,7 @@ READERS: dict[str, Callable[[Tensor], Tensor]] = {
 def test_operator_reads_value_without_room(name: str, threads: int) -> None:
     torch.manual_seed(1)
     x, weight = torch.randn(LARGE[0], 32), torch.randn(32, LARGE[1])
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with threads_set(threads):
         expected = READERS[name](x @ weight)
         tally = Tally()
         with (
@@ -422,8 +405,6 @@ def test_operator_reads_value_without_room(name: str, threads: int) -> None:
             tally.of_a_budget(),
         ):
             found = READERS[name](x @ weight)
-    finally:
-        torch.set_num_threads(before)
     assert same(found, expected)
     assert tally.within <= 6 << 20
 
@@ -457,9 +438,7 @@ def test_gradient_is_freed_after_its_reader_failed_in_slices() -> None:
         values = (scaled, gelu, part, kept[..., :64], scores, product.mean(-1, keepdim=True))
         sum(each.abs().sum() for each in values).backward()
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
+    with threads_set(2):
         for budget in (6_000_000, 6_100_000, 7_000_000, 7_822_562, 7_928_837):
             for weight in weights:
                 weight.grad = None
@@ -469,6 +448,4 @@ def test_gradient_is_freed_after_its_reader_failed_in_slices() -> None:
                 gc.collect()
                 torch.zeros(())  # Rekindle notices freed storages at the next operator
                 left.append(run.memory - 2 * sum(each.nbytes for each in weights))
-    finally:
-        torch.set_num_threads(before)
     assert left == [0] * len(left) != []

@@ -20,6 +20,7 @@ from rekindle import Run
 from rekindle.pytorch.native import _workspaces
 from tests.helpers import own_cache
 from tests.pytorch import cores
+from tests.pytorch.bits import threads_set
 
 ROOT = Path(__file__).parents[3]
 
@@ -131,16 +132,6 @@ def without_onednn() -> Iterator[None]:
         torch._C._set_mkldnn_enabled(True)
 
 
-@contextmanager
-def another_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(threads + 1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 def test_workspaces_of_each_pytorch_setting_have_own_file(folder: Path) -> None:
     def measure() -> None:
         cores.forget_signatures()
@@ -150,7 +141,7 @@ def test_workspaces_of_each_pytorch_setting_have_own_file(folder: Path) -> None:
     measure()
     with without_onednn():
         measure()
-    with another_thread():
+    with threads_set(torch.get_num_threads() + 1):
         measure()
     names = [each.name for each in files(folder)]
     assert len(names) == 3
@@ -162,7 +153,7 @@ def test_workspaces_of_each_pytorch_setting_have_own_file(folder: Path) -> None:
 def test_workspaces_are_not_stored_if_setting_changed_inside(folder: Path) -> None:
     with ExitStack() as changed, rekindle.budget("100MiB", learn=False):
         F.conv2d(torch.rand(1, 2, 8, 8), torch.rand(2, 2, 3, 3))
-        changed.enter_context(another_thread())
+        changed.enter_context(threads_set(torch.get_num_threads() + 1))
     assert files(folder) == []
 
 
