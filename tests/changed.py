@@ -40,6 +40,9 @@ ELSEWHERE = {
 SHARES = 4
 #: On main itself, the commits of so many seconds before the last one are what landed with it.
 _LANDING_S = 3 * 3600
+#: Helpers that all tests use. A landing that changes them runs a share of the slow tests all the
+#: same; the tests of every folder would take three times as long.
+_HELPERS = re.compile(r"tests/(?!test_)[^/]*\.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,8 @@ class Landing:
             root: The repository.
         """
         commit, *_ = _git(root, "rev-parse", "HEAD")
-        changed = _differing(root, since or _landed(root))
+        differing = _differing(root, since or _landed(root))
+        changed = [each for each in differing if not _HELPERS.fullmatch(each)]
         return cls(frozenset(mirror(changed, _texts(root))), int(commit[:8], 16) % SHARES)
 
     def runs(self, test: str) -> bool:

@@ -104,6 +104,16 @@ def test_landing_runs_slow_tests_of_changed_files_and_share(tmp_path: Path) -> N
     assert Landing.of_head(root=tmp_path).files == {"tests/test_cache.py"}
 
 
+def test_landing_that_changes_helper_of_all_tests_selects_no_file(tmp_path: Path) -> None:
+    repository = Repository(tmp_path)
+    for name in ("tests/test_units.py", "tests/pytorch/test_models.py", "src/rekindle/_units.py"):
+        repository.commit(name)
+    repository.commit("tests/conftest.py", hours=9)
+    assert Landing.of_head(root=tmp_path).files == frozenset()
+    repository.commit("tests/pytorch/conftest.py")
+    assert Landing.of_head(root=tmp_path).files == {"tests/pytorch/test_models.py"}
+
+
 def test_each_slow_test_is_in_exactly_one_share() -> None:
     tests = [f"tests/test_a.py::test_{number}" for number in range(1000)]
     shares = [
