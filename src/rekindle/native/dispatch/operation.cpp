@@ -10,6 +10,7 @@
 #include "../memory/records/recipe.h"
 #include "../memory/room/swapper.h"
 #include "../ops/sizes.h"
+#include "../ops/slicing.h"
 #include "../ops/workspaces.h"
 #include "../torch/arguments.h"
 #include "../torch/geometry.h"
@@ -124,8 +125,10 @@ void Operation::run_as_it_may() {
         run_touching();
         return;
     }
-    if (session_.registry.placeholders != 0 || parsed_.signature->slicing ||
-        (session_.slices && !recording_)) [[unlikely]] {
+    if (session_.registry.placeholders != 0 ||
+        (session_.has_sliced && parsed_.signature->slicing) ||
+        (session_.slices && !recording_ && is_any_large(parsed_.tensors, session_.engine.budget)))
+        [[unlikely]] {
         run_whole_or_in_slices();
         return;
     }

@@ -19,7 +19,7 @@ void Operation::note_read(StorageList& read) const {
 // Restore the inputs of the operator that were evicted while variables of the program refer to
 // them.
 void Operation::bring_inputs() {
-    if (reads_only_shape(facts_, 0)) {
+    if (session_.registry.placeholders == 0 || reads_only_shape(facts_, 0)) {
         return;
     }
     for (const c10::TensorImpl* tensor : parsed_.tensors) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <ranges>
 #include <vector>
 
 #include "../memory/evict_held_last.h"
@@ -26,9 +27,6 @@ constexpr Bytes WORKSPACE_SHARE = 32;
 constexpr Bytes LARGE_RESULT_SHARE = 8;
 // A share of the budget: smaller leaves are in memory as a whole.
 constexpr Bytes LARGE_SHARE = 32;
-// A share of the budget: smaller results of a call in slices are not evicted, and operators that
-// read nothing larger make nothing large.
-constexpr Bytes SMALL_SHARE = 256;
 
 bool is_on_cpu(const c10::TensorImpl* tensor) {
     return tensor->is_cpu() && is_plain(*tensor) && !tensor->is_conj() && !tensor->is_neg();
@@ -82,6 +80,11 @@ SlicedCallPtr replaced(
     return made ? made : call;
 }
 
+// Return `call`; null if it would take too many calls.
+SlicedCallPtr short_enough(SlicedCallPtr call) {
+    return calls_of(*call) <= MOST_CALLS ? std::move(call) : nullptr;
+}
+
 // Find out how calls with `signature` run in slices. Releases the session mutex for a moment.
 void find_slicing(
     Session& session, Signature& signature, std::span<const c10::IValue> unkeyed_args, Locked& lock
@@ -131,11 +134,7 @@ bool SlicedOperation::recipe_keeps_memory() const {
 }
 
 bool SlicedOperation::leaves_no_room(Locked& lock) {
-    const Bytes small = session_.engine.budget / SMALL_SHARE;
-    const bool reads_much = std::ranges::any_of(parsed_.tensors, [&](const c10::TensorImpl* each) {
-        return each->numel() * static_cast<std::int64_t>(each->itemsize()) > small;
-    });
-    if (!reads_much || !may()) {
+    if (!is_any_large(parsed_.tensors, session_.engine.budget) || !may()) {
         return false;
     }
     find_slicing(lock);
@@ -183,32 +182,46 @@ SlicedCallPtr SlicedOperation::sliced_call(
         const bool is_read = !reads_only_shape(facts_, made->arguments.size());
         made->arguments.push_back(is_read ? argument_of(record) : SlicedArgument());
     }
-    return made;
+    return short_enough(std::move(made));
 }
 
 bool SlicedOperation::run(
     std::span<const Ref<Storage>> inputs, bool recorded, bool grad_mode, Locked& lock
 ) {
-    bool done = attempt(inputs, recorded, grad_mode, lock);
+    const auto has_no_room = [&] { return !session_.engine.has_room(bytes_of_results()); };
+    const auto attempt = [&] {
+        return with_leaves(sliced_call(inputs, grad_mode), lock, [&](const SlicedCallPtr& sliced) {
+            return (defers_early() && defer(sliced)) || compute(sliced, recorded) ||
+                   (is_large() && has_no_room() && defer(sliced));
+        });
+    };
+    bool done = attempt();
     if (!done) {
-        with_held_evictable(session_, lock, [&] {
-            done = attempt(inputs, recorded, grad_mode, lock);
+        with_held_evictable(session_, lock, [&] { done = attempt(); });
+    }
+    if (!done && has_no_room()) {
+        // At last, a small result has no room either. Each reader computes it, and may find less
+        // room, so it is computed from small leaves.
+        std::vector<SlicedCallPtr> calls;
+        with_leaves(sliced_call(inputs, grad_mode), lock, [&](const SlicedCallPtr& sliced) {
+            calls.push_back(sliced);
+            return false;
+        });
+        done = std::ranges::any_of(std::views::reverse(calls), [&](const SlicedCallPtr& sliced) {
+            return defer(sliced);
         });
     }
     session_.has_sliced = session_.has_sliced || done;
     return done;
 }
 
-// Run the call, as `run` does, while only those values may be evicted that may be at any time.
-bool SlicedOperation::attempt(
-    std::span<const Ref<Storage>> inputs, bool recorded, bool grad_mode, Locked& lock
-) {
-    SlicedCallPtr sliced = sliced_call(inputs, grad_mode);
+// Call `attempt(sliced)` for `sliced`, and then with one leaf less each time, until it returns
+// true. Return false if it never does.
+template <class F>
+bool SlicedOperation::with_leaves(SlicedCallPtr sliced, Locked& lock, F&& attempt) const {
     while (sliced) {
         try {
-            const bool early = defers_early() && defer(sliced);
-            if (early || compute(sliced, recorded) ||
-                (!session_.engine.has_room(bytes_of_results()) && defer(sliced))) {
+            if (attempt(sliced)) {
                 return true;
             }
         } catch (const UnequalSlices&) {
@@ -388,21 +401,21 @@ SlicedCallPtr SlicedOperation::with_fewer_leaves(const SlicedCallPtr& sliced, Lo
     for (std::size_t i = 0; i < recipe.n_inputs; ++i) {
         node->arguments.push_back(argument_of(record_of(*recipe.argument(i).storage)));
     }
-    return replaced(sliced, leaf, node);
+    return short_enough(replaced(sliced, leaf, node));
 }
 
 // -- how an operator comes to run in slices -------------------------------------------------------
 
-// Run the operator while some value has no room. First try what needs no eviction: a value that is
-// read in slices is not restored for that, and an operator that found no room before runs in slices
+// Run the operator while some value may have no room. First try what needs no eviction: a value
+// that is read in slices is not restored for that, and an operator that has no room runs in slices
 // at once.
 void Operation::run_whole_or_in_slices() {
     SlicedOperation sliced(session_, facts_, call_, parsed_);
     // A result without a recipe cannot leave memory again. Before the first operator ran in slices,
     // the budget may suffice without any, so nothing is done that needs more memory.
     const bool stays = !recording_ && session_.slices && sliced.leaves_no_room(lock_);
-    if ((sliced.reads_value_without_room() || sliced.has_no_room() ||
-         (stays && session_.has_sliced)) &&
+    if (session_.has_sliced &&
+        (sliced.reads_value_without_room() || sliced.has_no_room() || stays) &&
         run_in_slices(false)) {
         return;
     }

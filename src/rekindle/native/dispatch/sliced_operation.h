@@ -57,8 +57,9 @@ public:
     bool run(std::span<const Ref<Storage>> inputs, bool recorded, bool grad_mode, Locked& lock);
 
 private:
-    bool attempt(std::span<const Ref<Storage>> inputs, bool recorded, bool grad_mode, Locked& lock);
     SlicedCallPtr sliced_call(std::span<const Ref<Storage>> inputs, bool grad_mode) const;
+    template <class F>
+    bool with_leaves(SlicedCallPtr sliced, Locked& lock, F&& attempt) const;
     bool compute(const SlicedCallPtr& sliced, bool recorded);
     std::optional<SlicePlan> smallest_plan(const SlicedCall& sliced) const;
     bool is_large() const;

@@ -106,6 +106,16 @@ struct Slicing final {
 // Return true if there are rules for the operator. Every result of such an operator follows from
 // its arguments alone.
 bool has_slices(const Facts& facts, const c10::OperatorHandle& op);
+// A share of the budget: operators that read nothing larger make nothing large.
+constexpr std::int64_t SMALL_SHARE = 256;
+
+// Return true if one of `tensors` is so large that slices may help within `budget` bytes.
+inline bool is_any_large(std::span<c10::TensorImpl* const> tensors, std::int64_t budget) {
+    return std::ranges::any_of(tensors, [&](const c10::TensorImpl* each) {
+        return each->numel() * static_cast<std::int64_t>(each->itemsize()) > budget / SMALL_SHARE;
+    });
+}
+
 // Return which slices of the tensor arguments a slice of the results along `axis` needs; none if
 // the operator cannot be sliced along `axis`. `given` are all arguments, with any tensors of the
 // right shapes. `result` is the geometry of the first result.

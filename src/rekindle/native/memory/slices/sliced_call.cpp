@@ -4,6 +4,15 @@
 
 namespace rekindle {
 
+// NOLINTNEXTLINE(misc-no-recursion): chains of sliced calls have at most `MOST_CALLS` calls
+std::int64_t calls_of(const SlicedCall& call) {
+    std::int64_t total = 1;
+    for (const SlicedArgument& each : call.arguments) {
+        total += each.call ? calls_of(*each.call) : 0;
+    }
+    return total;
+}
+
 // NOLINTNEXTLINE(misc-no-recursion): as above
 void collect_leaves(const SlicedCall& call, std::vector<StorageRecord*>& found) {
     for (const SlicedArgument& each : call.arguments) {

@@ -90,6 +90,12 @@ inline bool is_called(const SlicedCall& call, const char* name) {
     return call.signature->facts.name == name;
 }
 
+// A slice is computed by at most so many calls. Scenario: a loop has no room; each state could be
+// computed from the one before, from the first on.
+constexpr std::int64_t MOST_CALLS = 64;
+
+// Return how many calls compute a slice of `call`. What two calls read is computed twice.
+std::int64_t calls_of(const SlicedCall& call);
 // Add the leaves of `call` to `found`, each once.
 void collect_leaves(const SlicedCall& call, std::vector<StorageRecord*>& found);
 // Return the estimated time of `call`, from the measured times of its operators.
