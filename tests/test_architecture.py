@@ -99,6 +99,7 @@ ROOMS = {
             "operators",
             "online",
             "native",  # the figures of steps
+            "held",
             "chains",
             "rehearsed",
             "context",

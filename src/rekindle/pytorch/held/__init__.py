@@ -6,6 +6,7 @@ may read tensors.
 """
 
 from rekindle.pytorch.held._escapes import held_evicted as held_evicted
+from rekindle.pytorch.held._escapes import present as present
 from rekindle.pytorch.held._evict_held import thread_registered as thread_registered
 from rekindle.pytorch.held._placeholders import can_make_placeholders as can_make_placeholders
 from rekindle.pytorch.held._placeholders import flag_of_reading as flag_of_reading

@@ -66,10 +66,15 @@ Present = Callable[[Iterable[Tensor]], AbstractContextManager[None]]
 _keeper = Current[EvictHeld]()
 
 
-def _present(tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
-    """Make `tensors` resident inside the block, if a budget is active."""
+def present(tensors: Iterable[Tensor], *, writes: bool = True) -> AbstractContextManager[None]:
+    """Make `tensors` resident inside the block, if a budget is active.
+
+    Args:
+        tensors: The tensors.
+        writes: Code in the block may also write the tensors.
+    """
     keeper = _keeper.now
-    return nullcontext() if keeper is None else keeper.present(tensors)
+    return nullcontext() if keeper is None else keeper.present(tensors, writes=writes)
 
 
 def _present_in_forward(tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
@@ -125,7 +130,7 @@ def escapes_seen(keeper: EvictHeld) -> Iterator[None]:
 
         return handed_out
 
-    def look(original: Any, present: Present = _present) -> Any:
+    def look(original: Any, present: Present = present) -> Any:
         @functools.wraps(original)
         def looked_at(*args: Any, **kwargs: Any) -> Any:
             with present(tensors_in(args)):
@@ -153,7 +158,7 @@ def escapes_seen(keeper: EvictHeld) -> Iterator[None]:
                 raise
             except RuntimeError:
                 pass
-            with _present(tensors_in(tensor)):
+            with present(tensors_in(tensor)):
                 return original(tensor)
 
         return number

@@ -18,6 +18,7 @@ from torch._ops import HigherOrderOperator
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from rekindle.pytorch.devices import accelerator
+from rekindle.pytorch.held import present
 from rekindle.pytorch.observed._before import Before, Onlooker
 from rekindle.pytorch.online import Site, users_line
 from rekindle.pytorch.operators import (
@@ -83,7 +84,7 @@ class _Watch(Onlooker):
         self._before.about_to_run(func, args, kwargs)
         result = func(*args, **kwargs)
         if not facts.content & UNWRITTEN:
-            given = tuple(fingerprint_of(tensor) for tensor in tensors_in(result))
+            given = tuple(_fingerprint(tensor) for tensor in tensors_in(result))
             self.operators.append((Site(facts.name, users_line()), given))
         return result
 
@@ -111,7 +112,7 @@ def left_behind(result: object, before: Before, names: Names) -> dict[Key, objec
         left[RESULTS, name] = value
     for leaf, _ in before.leaves:
         if leaf.grad is not None:
-            left[GRADIENTS, names.of(leaf)] = fingerprint_of(leaf.grad)
+            left[GRADIENTS, names.of(leaf)] = _fingerprint(leaf.grad)
     for address, (home, _) in before.copies.items():
         left[names.at(address)] = fingerprint_of_memory(home)
     left.update(_state_of_optimizers(before, names))
@@ -122,10 +123,16 @@ def left_behind(result: object, before: Before, names: Names) -> dict[Key, objec
     return left
 
 
+def _fingerprint(tensor: Tensor) -> Fingerprint:
+    """Return the fingerprint of a tensor whose memory may have been evicted."""
+    with present([tensor], writes=False):
+        return fingerprint_of(tensor)
+
+
 def _walk(name: str, value: object) -> Iterator[tuple[str, object]]:
     """Yield the tensors and numbers in the result of a step, each with a name."""
     if isinstance(value, Tensor):
-        yield name, fingerprint_of(value)
+        yield name, _fingerprint(value)
     elif isinstance(value, Mapping):
         for key, item in value.items():
             yield from _walk(f"{name}[{key!r}]", item)

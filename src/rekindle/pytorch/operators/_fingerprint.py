@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,8 +33,16 @@ def fingerprint_of(tensor: Tensor) -> Fingerprint:
             flat = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
             memory = flat.view(torch.uint8)
             for part in [memory] if memory.device.type == "cpu" else _sums(memory):
-                digest.update(part.cpu().numpy().data)
+                digest.update(_bytes_of(part.cpu()))
     return digest.digest()
+
+
+def _bytes_of(memory: Tensor) -> Any:
+    """Return the bytes of `memory` without a copy. `memory` must be alive while they are read.
+
+    An array of NumPy would mark the storage for good, as memory that NumPy may write.
+    """
+    return (ctypes.c_ubyte * memory.numel()).from_address(memory.data_ptr())
 
 
 def _sums(memory: Tensor) -> list[Tensor]:

@@ -1,5 +1,6 @@
 #include "audit.h"
 
+#include "../../torch/placeholder.h"
 #include "../../torch/replay_dispatch_guard.h"
 #include "../../torch/storage_ptr.h"
 #include "../records/storage_record.h"
@@ -8,9 +9,9 @@ namespace rekindle {
 
 namespace {
 
-// Call `visit(record, checksum)` for each resident output of the operator call `call`. Skip outputs
-// of operators such as `empty`: their contents are undefined, so their checksums would differ in
-// each run.
+// Call `visit(record, checksum)` for each output of the operator call `call` that has memory, as a
+// value without room has none. Skip outputs of operators such as `empty`: their contents
+// are undefined, so their checksums would differ in each run.
 template <class F>
 void each_checksum(const Recipe& call, Device& device, F&& visit) {
     for (const Value* value : call.outputs()) {
@@ -18,7 +19,8 @@ void each_checksum(const Recipe& call, Device& device, F&& visit) {
         if ((record.flags & UNWRITTEN) != 0) {
             continue;
         }
-        if (const StoragePtr storage_impl = record.at()) {
+        if (const StoragePtr storage_impl = record.at();
+            storage_impl && !is_placeholder(*storage_impl)) {
             visit(record, checksum_of(storage_impl, device));
         }
     }

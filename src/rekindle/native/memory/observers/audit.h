@@ -24,11 +24,10 @@ public:
         OpId op;
     };
 
-    // Store the checksums of the results of the operator call `call` after its first run. All
-    // results must be in memory.
+    // Store the checksums of the results of the operator call `call` after its first run.
     void made(const Recipe& call, Device& device);
     // Compare the results of the operator call `call`, which was just recomputed, with the
-    // checksums of its first run. All results must be in memory.
+    // checksums of its first run.
     void made_again(const Recipe& call, Device& device);
 
     // Forget the checksum of `storage`, which is about to be destroyed.
