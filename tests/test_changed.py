@@ -104,7 +104,7 @@ def test_landing_runs_slow_tests_of_changed_files_and_share(tmp_path: Path) -> N
     assert Landing.of_head(root=tmp_path).files == {"tests/test_cache.py"}
 
 
-def test_landing_that_changes_helper_of_all_tests_selects_no_file(tmp_path: Path) -> None:
+def test_landing_of_changed_helper_of_all_tests_selects_no_file(tmp_path: Path) -> None:
     repository = Repository(tmp_path)
     for name in ("tests/test_units.py", "tests/pytorch/test_models.py", "src/rekindle/_units.py"):
         repository.commit(name)

@@ -23,6 +23,7 @@ ROOMY = 1 << 32  #: a budget in bytes that evicts nothing
 Evict = Literal["saved", "auto", "anything", "moved", "split"]
 MOVED = {"evict": "anything", "swap": "1GiB"}
 SPLIT = {"split": "equal"}
+WHOLE = {"split": "never"}  #: in all modes but those: their budgets are those of whole operators
 
 
 def evicting(evict: Evict) -> dict[str, Any]:
@@ -188,7 +189,7 @@ class Setting:
         with tracker or nullcontext():
             try:
                 nbytes = None if self.amount is None else f"{self.amount}B"
-                with rekindle.budget(nbytes, **self.mode.arguments) as run:
+                with rekindle.budget(nbytes, **WHOLE | self.mode.arguments) as run:
                     self._run = run
                     self.runs.append(run)
                     try:

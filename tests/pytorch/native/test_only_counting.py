@@ -116,7 +116,8 @@ def test_counted_operator_gets_at_most_a_twentieth_at_once() -> None:
     """The operator then runs as any other: it evicts, or raises before memory is allocated."""
     column, row = torch.rand(1024, 1), torch.rand(1, 1024)
     tally = Tally()
-    with tally.counting(), rekindle.budget("8MiB", learn=False) as run, tally.of_a_budget():
+    budget = rekindle.budget("8MiB", learn=False, split="never")
+    with tally.counting(), budget as run, tally.of_a_budget():
         count_only(run)
         made = column @ row
         assert not is_counting(run)

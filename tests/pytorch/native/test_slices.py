@@ -423,6 +423,33 @@ def test_report_of_run_with_room_names_no_slices() -> None:
     assert "in slices" not in str(run.report())
 
 
+@pytest.mark.parametrize("kib", [200, 240, 280])
+def test_budget_that_suffices_for_whole_operators_slices_none(kib: int) -> None:
+    torch.manual_seed(0)
+    layers = [layer for _ in range(6) for layer in (nn.Linear(32, 32), nn.Tanh())]
+    model, x = nn.Sequential(*layers), torch.randn(256, 32)
+    for _ in range(2):
+        model.zero_grad()
+        with rekindle.budget(kib * 1024, learn=False) as run:
+            (2 * model(x)).sum().backward()
+        assert run.recomputations
+        assert "in slices" not in str(run.report())
+
+
+def test_long_loop_without_room_raises_out_of_budget_soon() -> None:
+    """A state of the loop could be computed in slices from all states before it."""
+    x, weight = torch.randn(256, 64), (torch.randn(64, 64) / 8).requires_grad_()
+
+    def loop() -> None:
+        states = [x]
+        for _ in range(300):
+            states.append(torch.tanh(states[-1] @ weight) * states[-1])
+        torch.stack(states).sum().backward()
+
+    with pytest.raises(rekindle.OutOfBudget), rekindle.budget(4 * x.nbytes, learn=False):
+        loop()
+
+
 def test_gradient_is_freed_after_its_reader_failed_in_slices() -> None:
     torch.manual_seed(20)
     hidden = torch.randn(192, 64, requires_grad=True)

@@ -159,6 +159,40 @@ def test_verify_does_not_count_its_copies_in_budget() -> None:
     assert rekindle.verify(Program().step, budget=TIGHT).ok
 
 
+def test_verify_of_results_that_left_memory_passes() -> None:
+    """Results that variables hold are read one after the other, and leave memory again."""
+    weight = (torch.randn(64, 64) / 8).requires_grad_()
+    first = torch.randn(64, 64)
+
+    def step() -> list[Tensor]:
+        states = [first]
+        for _ in range(12):
+            states.append(torch.tanh(states[-1] @ weight))
+        states[-1].sum().backward()
+        return states
+
+    found = rekindle.verify(step, budget=10 * first.nbytes)
+    assert found.ok
+    assert found.evictions
+
+
+def test_verify_of_value_without_room_raises_out_of_budget() -> None:
+    """`verify` reads each result as a whole, also those that a budget computes in slices."""
+    head = nn.Linear(32, 2000, bias=False)
+    hidden, targets = torch.randn(256, 32), torch.randint(2000, (256,))
+
+    def step() -> None:
+        head.weight.grad = None
+        F.cross_entropy(head(hidden), targets).backward()
+
+    budget = 9 * head.weight.nbytes  # the logits are larger
+    with rekindle.budget(budget) as run:
+        step()
+    assert "ran in slices" in str(run.report())
+    with pytest.raises(rekindle.OutOfBudget):
+        rekindle.verify(step, budget=budget)
+
+
 def test_verify_of_operator_drawing_from_python_random_passes() -> None:
     """Python's generator is restored between runs, and the operator is not recomputed."""
     program = Program(lambda x: _drawing(x))

@@ -129,7 +129,8 @@ def test_out_of_budget_that_evict_anything_avoids_says_so(
     step: Callable[[], None], category: str
 ) -> None:
     state = 160 * 64 * 4
-    with rekindle.budget(14 * state, learn=False), pytest.raises(OutOfBudget) as caught:
+    budget = rekindle.budget(14 * state, learn=False, split="never")
+    with budget, pytest.raises(OutOfBudget) as caught:
         step()
     held = caught.value.held
     assert held[category] > 10 * state

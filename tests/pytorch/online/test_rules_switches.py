@@ -191,6 +191,9 @@ def test_budget_is_not_exceeded_after_default_dtype_change() -> None:
             double = numbers / 3
         assert run.memory == 8 * WIDTH + single.nbytes + double.nbytes
         del single, double
-    in_double = _set("default_dtype", torch.float64)
-    with rekindle.budget(13 * WIDTH), in_double, pytest.raises(rekindle.OutOfBudget):
+    in_double, budget = (
+        _set("default_dtype", torch.float64),
+        rekindle.budget(13 * WIDTH, split="never"),
+    )
+    with budget, in_double, pytest.raises(rekindle.OutOfBudget):
         _ = numbers / 3

@@ -40,7 +40,7 @@ class Arguments:
     of: Literal["allocated", "reserved"] = "allocated"
     cache: bool = True
     arena: bool = True
-    split: Literal["never", "equal"] = "never"
+    split: Literal["equal", "never"] = "equal"
 
     def __post_init__(self) -> None:
         self.limit  # noqa: B018 - it checks the amount
@@ -55,8 +55,8 @@ class Arguments:
         checks.switch(self.cache, "rekindle.budget(..., cache={})")
         checks.switch(self.arena, "rekindle.budget(..., arena={})")
         self._check_evict()
-        self._check_split()
         checks.one_of(self.of, ("allocated", "reserved"), "rekindle.budget(..., of={})")
+        checks.one_of(self.split, ("equal", "never"), "rekindle.budget(..., split={})")
         device = device_of(self.device)
         check_device(device)
         self.host(device)
@@ -70,15 +70,6 @@ class Arguments:
                 "that your variables hold only when nothing else is left to evict), "
                 'evict="saved" (never evicts them) or evict="anything" (evicts them at any '
                 "time)"
-            )
-
-    def _check_split(self) -> None:
-        checks.one_of(self.split, ("never", "equal"), "rekindle.budget(..., split={})")
-        if self.split == "equal" and not self.evicts_held_last:
-            raise InvalidArgument(
-                'rekindle.budget(..., split="equal"): needs evict="auto" without swap=, and torch '
-                "2.12 or later, because a tensor that your variables hold may have no memory. "
-                'Leave out evict= and swap=, or write split="never"'
             )
 
     def _check_anything(self) -> None:
@@ -131,6 +122,13 @@ class Arguments:
     def uses_arena(self, device: torch.device) -> bool:
         """Return True if CPU memory comes from Rekindle's arena: only with a limit, on a CPU."""
         return self.arena and self.amount is not None and device.type == "cpu"
+
+    def runs_in_slices(self, device: torch.device) -> bool:
+        """Return True if operators that do not fit may run in slices: only on a CPU.
+
+        A tensor that the program's variables hold may then have no memory.
+        """
+        return self.split == "equal" and self.evicts_held_last and device.type == "cpu"
 
     def host(self, device: torch.device) -> HostMemory | None:
         """Return the host memory for swapped values, or None without `swap`."""

@@ -100,9 +100,9 @@ class budget:
             (or `REKINDLE_CACHE`) for later processes.
         arena: On a CPU, take PyTorch's memory from an arena that returns freed memory to the
             system, so that the process stays near the budget too. False leaves it to the C library.
-        split: What happens if an operator does not fit as a whole. "never": `OutOfBudget`. "equal":
-            on a CPU, operators run in slices where that gives the same bits, so that a budget can
-            be smaller than the scores of a large vocabulary. Needs `evict="auto"`.
+        split: What happens if an operator does not fit as a whole. "equal": with `evict="auto"`,
+            without `swap` and on a CPU, it runs in slices where that gives the same bits. So a
+            budget can be smaller than the scores of a large vocabulary. "never": `OutOfBudget`.
 
     Raises:
         InvalidBudget: `amount` is not an amount of bytes.
@@ -137,7 +137,7 @@ class budget:
         of: Literal["allocated", "reserved"] = "allocated",
         cache: bool = True,
         arena: bool = True,
-        split: Literal["never", "equal"] = "never",
+        split: Literal["equal", "never"] = "equal",
     ) -> None:
         self._arguments = Arguments(
             amount,
@@ -271,7 +271,7 @@ class budget:
             policy,
         )
         core.uses_arena(driver.handle, given.uses_arena(device))
-        core.slices(driver.handle, given.split == "equal")
+        core.slices(driver.handle, given.runs_in_slices(device))
         if given.of == "reserved" and is_accelerator(device):
             driver.core.keep_reserved(driver.handle)
         run = Run(driver, policy, record=given.record)
