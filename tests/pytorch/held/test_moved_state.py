@@ -122,6 +122,43 @@ def test_training_fits_in_tenth_of_its_memory_with_moved_state(tmp_path: Path) -
     run._driver.engine.check()
 
 
+def test_step_of_optimizer_has_room_of_last_backward_node(tmp_path: Path) -> None:
+    """What the last node has unpacked leaves the memory for the step, once the node has run."""
+    batch = torch.randn(1_024, 64)  # 256 KiB, which the first layer saves
+    model = nn.Sequential(nn.Linear(64, 8), nn.Linear(8, 512), nn.Linear(512, 512))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with moving(tmp_path, 3 * (1 << 20) + 32_000) as run:
+        for _ in range(2):
+            optimizer.zero_grad()
+            (model[2](model[1](model[0](batch)[:64]))).sum().backward()
+            optimizer.step()
+    assert run.peak <= run.budget
+
+
+def test_result_is_written_over_gradient_that_had_moved(tmp_path: Path) -> None:
+    """To recompute what GELU saved, its gradient has to move. It comes back, and is overwritten."""
+
+    def trained(model: nn.Module) -> dict[str, Any]:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batch = torch.randn(1_024, 128, generator=torch.Generator().manual_seed(1))
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+        return everything(model)
+
+    def model() -> nn.Module:
+        torch.manual_seed(20)
+        return nn.Sequential(nn.Linear(128, 256), nn.GELU(), nn.Linear(256, 64))
+
+    wanted = trained(model())
+    hidden = 4 * 1_024 * 256
+    with moving(tmp_path, 2 * hidden + (400 << 10)) as run:
+        got = trained(model())
+    assert run.peak <= run.budget < 3 * hidden
+    assert differing(got, wanted) == []
+
+
 def test_training_without_swap_needs_weights_and_state_at_once() -> None:
     task = Task()
     with rekindle.budget(TIGHT, evict="anything"), pytest.raises(rekindle.OutOfBudget):

@@ -165,12 +165,19 @@ bool operands_keep_geometry(const Facts& facts, std::span<const Operand> given) 
 
 // -- owners of the gradient -----------------------------------------------------------------------
 
+// Return true if `record` is a source that moved to the host, or was there. Before an operator
+// writes it, it is brought back, and its copy is discarded (`Events::about_to_write`).
+bool has_moved(const StorageRecord& record) noexcept {
+    return record.on_host && !record.replayable;
+}
+
 // Return true if a recipe, autograd, the swapper or a running kernel may still read the value of
 // `record`. Then the value must not be overwritten.
 bool may_be_read(const StorageRecord& record) noexcept {
+    const bool elsewhere = record.on_host || record.placeholder;
     return record.consumed() || record.references != 0 || record.pinned ||
-           record.special.is_external() || record.flags != 0 || record.leaving || record.on_host ||
-           record.placeholder || record.shares_version_counter || record.keeper ||
+           record.special.is_external() || record.flags != 0 || record.leaving ||
+           (elsewhere && !has_moved(record)) || record.shares_version_counter || record.keeper ||
            record.successor || record.locks != 0 || record.read_unseen;
 }
 
@@ -207,12 +214,15 @@ bool is_only_owner(const at::Tensor& gradient, const StorageRecord* record) {
 bool is_only_used_here(Session& session, const at::Tensor& gradient, std::size_t references) {
     c10::StorageImpl& storage_impl = *gradient.storage().unsafeGetStorageImpl();
     const AddressEntry* entry = session.registry.find(storage_impl);
-    if (entry == nullptr || is_placeholder(storage_impl) || !storage_impl.resizable() ||
+    const StorageRecord* record = entry == nullptr ? nullptr : entry->record;
+    const bool is_empty = is_placeholder(storage_impl);
+    if (entry == nullptr || !storage_impl.resizable() ||
+        (is_empty && (record == nullptr || !has_moved(*record))) ||
         storage_impl.pyobj_slot()->load_pyobj() != nullptr ||
-        c10::impl::cow::is_cow_data_ptr(storage_impl._mutable_data_ptr_no_checks())) {
+        (!is_empty &&
+         c10::impl::cow::is_cow_data_ptr(storage_impl._mutable_data_ptr_no_checks()))) {
         return false;
     }
-    const StorageRecord* record = entry->record;
     if (record != nullptr && may_be_read(*record)) {
         return false;
     }

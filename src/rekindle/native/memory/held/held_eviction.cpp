@@ -383,6 +383,7 @@ void HeldEviction::about_to_let_go(Locked& lock) {
     }
     frees_.registry.drain();
     if (open) {
+        node_changes();
         pause(!known || in_progress_.reading_anything != 0);
     }
 }
