@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import rekindle
+from rekindle import Run
 from tests.helpers import combined, name_of
 from tests.pytorch.models import ALL_CASES, Case
 from tests.pytorch.networks import GPT, Residual
@@ -198,3 +200,114 @@ def test_estimate_compared_with_real_run_shows_difference() -> None:
     assert comparison.measured == run.peak
     assert abs(comparison.error) < 0.02
     assert f"{comparison.error:+.1%}" in str(comparison)
+
+
+# -- the smallest budget if weights, gradients and optimizer state move to the host ---------------
+
+
+class Words(nn.Module):
+    """An embedding, attention, and scores of many words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(1_000, 64)
+        self.layers = nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(64, 4, 256, batch_first=True), 4
+        )
+        self.scores = nn.Linear(64, 1_000)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.scores(self.layers(self.words(tokens)))
+
+
+def layers_of_equal_size() -> tuple[nn.Module, Tensor]:
+    return nn.Sequential(*[nn.Linear(128, 128) for _ in range(10)]), torch.randn(8, 128)
+
+
+def large_activations() -> tuple[nn.Module, Tensor]:
+    layers = [nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(6)]
+    return nn.Sequential(*layers), torch.randn(1_024, 64)
+
+
+def convolutions() -> tuple[nn.Module, Tensor]:
+    blocks = [
+        nn.Sequential(nn.Conv2d(32, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU())
+        for _ in range(4)
+    ]
+    model = nn.Sequential(*blocks, nn.Flatten(), nn.Linear(32 * 64, 32))
+    return model, torch.randn(8, 32, 8, 8)
+
+
+def words() -> tuple[nn.Module, Tensor]:
+    return Words(), torch.randint(1_000, (4, 32))
+
+
+MOVED: dict[str, Optimizer] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.01),
+    "adamw-loop": lambda p: torch.optim.AdamW(p, foreach=False),
+    "adamw-foreach": lambda p: torch.optim.AdamW(p, foreach=True),
+    "adamw-fused": lambda p: torch.optim.AdamW(p, fused=True),
+}
+
+
+@pytest.mark.parametrize("optimizer", MOVED)
+@pytest.mark.parametrize(
+    "program", [layers_of_equal_size, large_activations, convolutions, words], ids=name_of
+)
+def test_estimated_budget_suffices_if_state_moves(
+    program: Callable[[], tuple[nn.Module, Tensor]], optimizer: str, tmp_path: Path
+) -> None:
+    def trained(budget: int) -> Run:
+        torch.manual_seed(1)
+        model, batch = program()
+        steps = MOVED[optimizer](model.parameters())
+        with rekindle.budget(
+            budget, evict="anything", swap="1GiB", swap_directory=tmp_path, cache=False
+        ) as run:
+            for _ in range(2):
+                steps.zero_grad()
+                model(batch).square().mean().backward()
+                steps.step()
+        return run
+
+    model, batch = program()
+    estimate = rekindle.estimate(
+        model,
+        batch,
+        optimizer=MOVED[optimizer],
+        loss=lambda output: output.square().mean(),
+        swap="1GiB",
+    )
+    budget = estimate.smallest_budget
+    assert budget is not None
+    run = trained(budget)
+    assert run.peak <= budget < 0.75 * estimate.peak
+    swapped = run.report().swapped
+    assert swapped is not None
+    assert swapped.host_peak <= estimate.host
+    with pytest.raises(rekindle.OutOfBudget):
+        trained(int(budget / 1.25))
+
+
+def test_estimate_without_swap_names_no_budget_for_moved_state() -> None:
+    model, batch = layers_of_equal_size()
+    estimate = rekindle.estimate(model, batch)
+    assert estimate.smallest_budget is None
+    assert estimate.host == 0
+    assert "swap=" not in str(estimate)
+
+
+def test_estimate_with_wrong_amount_of_swap_is_refused() -> None:
+    model, batch = layers_of_equal_size()
+    with pytest.raises(rekindle.InvalidBudget, match=r"rekindle\.estimate\(model, batch, swap="):
+        rekindle.estimate(model, batch, swap="much")
+
+
+def test_estimate_with_swap_shows_line_that_works(tmp_path: Path) -> None:
+    model, batch = layers_of_equal_size()
+    estimate = rekindle.estimate(model, batch, swap="1GiB")
+    line = str(estimate).splitlines()[-1]
+    assert "on the host" in line
+    with eval(line.partition("host: ")[2], {"rekindle": rekindle}) as run:
+        model(batch).sum().backward()
+    assert run.peak <= run.budget

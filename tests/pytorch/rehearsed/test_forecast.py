@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -137,7 +138,7 @@ def test_rehearse_of_unpickled_error_returns_smallest_budget() -> None:
 
 def test_printing_out_of_budget_does_not_run_model(monkeypatch: pytest.MonkeyPatch) -> None:
     rehearsed: list[Any] = []
-    monkeypatch.setattr(_ahead, "forecast", lambda *given: rehearsed.append(given))
+    monkeypatch.setattr(_ahead, "forecast", lambda *given, moves: rehearsed.append(given))
     error = refused(chain)
     assert str(error)
     assert repr(error)
@@ -177,6 +178,32 @@ def test_rehearsed_budget_is_at_most_peak_of_plain_pytorch(program: Callable[[],
             steps()
         assert caught.value.worth_trying <= whole.budget(1.0)
         assert caught.value.rehearse(FOREVER) <= whole.budget(1.0)
+
+
+@pytest.mark.parametrize("program", [chain, gpt, lstm, densenet])
+def test_rehearsed_budget_suffices_if_state_moves(
+    program: Callable[[], Step], tmp_path: Path
+) -> None:
+    def moving(budget: int) -> rekindle.budget:
+        return rekindle.budget(
+            budget, evict="anything", swap="1GiB", swap_directory=tmp_path, cache=False
+        )
+
+    plain = program()
+    plain()
+    whole = measure(plain)
+    del plain
+    step = program()
+    with pytest.raises(rekindle.OutOfBudget) as caught, moving(whole.peak // 20):
+        step()
+    found = caught.value.rehearse(FOREVER)
+    assert named(caught.value) == [found]
+    step = program()
+    with moving(found) as run:
+        step()
+        step()
+    assert run.peak <= found
+    assert found < 0.7 * whole.peak
 
 
 def test_rehearse_after_error_in_backward_pass_names_budget() -> None:

@@ -26,7 +26,7 @@ from rekindle.pytorch.online import (
     interrupted_call,
     too_small,
 )
-from rekindle.pytorch.rehearsed import Forecast, Known, forecast
+from rekindle.pytorch.rehearsed import Forecast, forecast
 
 
 class _TookTooLong(Exception):
@@ -40,6 +40,8 @@ def look_ahead(
     device: torch.device,
     policy: Policy,
     within_another: Callable[[], bool],
+    *,
+    moves: bool,
 ) -> None:
     """Prepare `error.rehearse()`: it runs the models that the program called, on fake tensors.
 
@@ -52,6 +54,7 @@ def look_ahead(
         device: Device of the budget.
         policy: Policy of the budget, for the simulation.
         within_another: Returns True while any budget is active.
+        moves: Weights, gradients and optimizer state may move to the host.
     """
     frame = interrupted_call(traceback)
     calls = list(owners.calls.values())
@@ -61,7 +64,7 @@ def look_ahead(
         with suppress(Exception):
             calls = [ModelCall(frame)]
     if calls:
-        error.can_rehearse(partial(_rehearse, calls, device, policy, within_another))
+        error.can_rehearse(partial(_rehearse, calls, device, policy, moves, within_another))
         # A suggestion for one operator has failed. A rehearsal takes seconds, so later failures do
         # not repeat it: they occur in programs that it cannot help, and in loops.
         if too_small.is_second_failure(error.budget):
@@ -72,6 +75,7 @@ def _rehearse(
     calls: Sequence[ModelCall],
     device: torch.device,
     policy: Policy,
+    moves: bool,
     within_another: Callable[[], bool],
     error: OutOfBudget,
     seconds: float,
@@ -83,7 +87,7 @@ def _rehearse(
     """
     if within_another():
         return False
-    known, progress, until = _known(), ProgressLine(), _clock.seconds() + seconds
+    measured, progress, until = [*signatures_seen()], ProgressLine(), _clock.seconds() + seconds
 
     def report(text: str) -> None:
         if _clock.seconds() > until:
@@ -97,7 +101,7 @@ def _rehearse(
     for call in calls:
         # A rehearsal may fail in any way; the user then gets the error without a better budget.
         with suppress(Exception):
-            needed = forecast(call, error.held, device, policy, known, node, report)
+            needed = forecast(call, error.held, device, policy, measured, node, report, moves=moves)
             if needed is not None:
                 found.append(needed)
     progress.done()
@@ -107,15 +111,3 @@ def _rehearse(
     if needed and too_small.replace_suggestion(error.budget, needed):
         error.name(needed, "A budget that suffices for whole steps, by a rehearsal on shapes")
     return _clock.seconds() <= until
-
-
-def _known() -> Known:
-    """Return the measured cost (ns) and workspace (bytes) of the operators that ran so far.
-
-    The keys are the name of the operator and the sizes of its tensor arguments.
-    """
-    found: Known = {}
-    for name, sizes, cost, workspace in signatures_seen():
-        before = found.get((name, sizes), (0, 0))
-        found[name, sizes] = max(before[0], cost), max(before[1], workspace)
-    return found

@@ -381,13 +381,14 @@ class budget:
         self, error: OutOfBudget, traceback: TracebackType | None, driver: Driver
     ) -> None:
         given = self._arguments
-        # `look_ahead` finds a budget to suggest by a rehearsal, which simulates recomputation only.
-        # With `evict="anything"` or `swap`, steps need less memory, so the rehearsal would name too
-        # large a budget.
-        if given.evict != "anything" and given.swap is None:
+        moves = driver.moves_state
+        # `look_ahead` finds a budget to suggest by a rehearsal. It simulates recomputation only, or
+        # finds the need of steps whose state moves. With `evict="anything"` or `swap` alone, steps
+        # need less memory than with recomputation, so it would name too large a budget.
+        if moves or (given.evict != "anything" and given.swap is None):
             device, policy = driver.device, policy_of(given.policy)
             active = lambda: budget._active is not None  # noqa: E731
-            look_ahead(error, traceback, driver.owners, device, policy, active)
+            look_ahead(error, traceback, driver.owners, device, policy, active, moves=moves)
 
     @contextmanager
     def _in_thread(self, driver: Driver, steps: OptimizerSteps) -> Iterator[None]:

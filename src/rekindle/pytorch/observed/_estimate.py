@@ -23,11 +23,13 @@ from torch.optim import Optimizer
 from rekindle import _checks as checks
 from rekindle._errors import InvalidArgument, Unsupported
 from rekindle._types import Bytes
-from rekindle._units import format_bytes, parse_bytes
+from rekindle._units import format_bytes, parse_bytes, parse_memory
+from rekindle.policies import Swap
 from rekindle.pytorch.chains import total
 from rekindle.pytorch.context import Run
+from rekindle.pytorch.native import signatures_seen
 from rekindle.pytorch.online import table_of, users_line
-from rekindle.pytorch.rehearsed import FakeStep
+from rekindle.pytorch.rehearsed import Costs, FakeStep, MovingNeeds
 from rekindle.pytorch.tensors import Meter
 
 ACTIVATIONS = "activations and temporaries"
@@ -71,10 +73,13 @@ class Estimate:
     Attributes:
         phases: Each phase with its name, its peak (bytes), and the bytes at the peak by category.
         assumed: Source lines that read a number or a condition from a tensor. They got 1 or False.
+        smallest_budget: With `swap=`, the smallest budget (bytes) for `evict="anything"` and
+            `swap=`, with which weights, gradients and optimizer state move to the host. Else None.
     """
 
     phases: tuple[Phase, ...]
     assumed: tuple[str, ...]
+    smallest_budget: Bytes | None = None
 
     @property
     def peak(self) -> Bytes:
@@ -86,8 +91,16 @@ class Estimate:
         """The bytes at the peak that cannot be evicted: everything except activations."""
         return max(phase.peak - phase.held.get(ACTIVATIONS, 0) for phase in self.phases)
 
+    @property
+    def host(self) -> Bytes:
+        """With `swap=`, the most bytes on the host within the smallest budget; else 0.
+
+        It is an upper bound: copies of what is in memory again count too.
+        """
+        return 0 if self.smallest_budget is None else self.peak + self.peak // 4
+
     def fits(self, amount: str | int) -> bool:
-        """Return True if a step stays within `amount` without any recomputation.
+        """Return True if a step stays within `amount` without recomputing or moving anything.
 
         Args:
             amount: Bytes, or text such as "6GiB".
@@ -109,6 +122,12 @@ class Estimate:
         lines = [f"peak {format_bytes(self.peak)}"]
         for phase in self.phases:
             lines += [f"{phase.name}: {format_bytes(phase.peak)}", *table_of(phase.held)]
+        if self.smallest_budget is not None:
+            lines.append(
+                f"fits into {format_bytes(self.smallest_budget)} with at most "
+                f"{format_bytes(self.host)} on the host: rekindle.budget({self.smallest_budget}, "
+                f'evict="anything", swap={self.host})'
+            )
         if self.assumed:
             lines.append(
                 "assumed to be 1 or False, because the values depend on data: "
@@ -124,6 +143,7 @@ def estimate(
     optimizer: Optimizer | Callable[[Any], Optimizer] | None = None,
     loss: Callable[[Any], Tensor] | None = None,
     device: str | torch.device | None = None,
+    swap: str | int | Swap | None = None,
 ) -> Estimate:
     """Estimate the peak memory of a training step without running it.
 
@@ -141,6 +161,9 @@ def estimate(
             the output if there is one, else the sum of the output.
         device: The device on which the step is to run. Default: that of the model, but the CPU for
             a model on "meta".
+        swap: As for `rekindle.budget`. The estimate then has the smallest budget for
+            `evict="anything"` and `swap=`, with workspaces of operators. To find it, the step runs
+            once more.
 
     Returns:
         An `Estimate`, with the peak of each phase by category.
@@ -155,10 +178,13 @@ def estimate(
     if loss is not None:
         line = "rekindle.estimate(model, batch, loss={})"
         checks.function(loss, line, "lambda output: output.mean()", "output")
+    if swap is not None and not isinstance(swap, Swap):
+        parse_memory(swap, line="rekindle.estimate(model, batch, swap={})")
     where = _device_of(model) if device is None else _possible(device)
     state = torch.get_rng_state()
     try:
-        return _Rehearsal(model, example_inputs, where).run(optimizer, loss or _default_loss)
+        rehearsal = _Rehearsal(model, example_inputs, where)
+        return rehearsal.run(optimizer, loss or _default_loss, moves=swap is not None)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise Unsupported(
             f"rekindle.estimate: the size of a result of {error.func} at {users_line()} depends "
@@ -183,7 +209,14 @@ class _Rehearsal:
         self._step.inputs = self._step.fakes.inputs(inputs)
         self._meter = Meter()
 
-    def run(self, optimizer: Any, loss: Callable[[Any], Tensor]) -> Estimate:
+    def run(self, optimizer: Any, loss: Callable[[Any], Tensor], *, moves: bool) -> Estimate:
+        """Run the step, and estimate what it needs.
+
+        Args:
+            optimizer: As for `estimate`.
+            loss: As for `estimate`.
+            moves: Also find the smallest budget if weights, gradients and state may move.
+        """
         step = self._step
         with step.running():
             if isinstance(optimizer, Optimizer):
@@ -193,7 +226,26 @@ class _Rehearsal:
             with self._meter as meter:
                 meter.count(step.tensors())
                 self._phases(loss)
-                return Estimate(tuple(self._phases(loss)), tuple(step.made_up.assumed))
+                phases = tuple(self._phases(loss))
+            need = self._need_if_state_moves(loss) if moves else None
+        return Estimate(phases, tuple(step.made_up.assumed), need)
+
+    def _need_if_state_moves(self, loss: Callable[[Any], Tensor]) -> Bytes:
+        """Run the step once more, and return its smallest budget for `evict="anything"`."""
+        step = self._step
+        costs = Costs(signatures_seen(), step.fakes.device)
+        with MovingNeeds(costs.of) as needs:
+            for tensors in step.tensors().values():
+                for tensor in tensors:
+                    needs.meet(tensor)
+            step.model.zero_grad()
+            output = self._call()
+            _number(loss(output)).backward()
+            del output
+            for optimizer in step.optimizers:
+                optimizer.step()
+                needs.stepped(optimizer)
+        return needs.budget
 
     def _phases(self, loss: Callable[[Any], Tensor]) -> list[Phase]:
         """Run the step once, and return its phases."""

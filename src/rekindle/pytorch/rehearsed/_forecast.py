@@ -19,37 +19,25 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_map_only
 
 from rekindle._types import Bytes, Nanoseconds
 from rekindle.policies import Policy
-from rekindle.pytorch.devices import is_accelerator
 from rekindle.pytorch.online import (
     OPTIMIZER,
     ModelCall,
 )
-from rekindle.pytorch.operators import (
-    BackwardNode,
-    Invocation,
-    Operator,
-    Signature,
-    is_roomy_on_host,
-    signature_of,
-    tensors_in,
-)
+from rekindle.pytorch.operators import BackwardNode, Operator
+from rekindle.pytorch.rehearsed._costs import Costs, Measured
 from rekindle.pytorch.rehearsed._fakes import FakeStep
+from rekindle.pytorch.rehearsed._moving_needs import MovingNeeds
 from rekindle.pytorch.rehearsed._tracer import Tracer
 from rekindle.pytorch.tensors import bytes_of, living_objects, tensors_of
 from rekindle.simulator import smallest_budget
 from rekindle.trace import Trace, keep_all_peak
 
-Known = dict[tuple[str, tuple[tuple[int, ...], ...]], tuple[Nanoseconds, Bytes]]
-"""(name of an operator, sizes of its tensors) -> measured cost (ns) and workspace (bytes)"""
-
 #: Factor on the budget that the simulation needs. Measured costs differ from those in a simulation,
 #: so a real run evicts other values and may need a little more.
 _SPARE: Final = 1.05
-_HALF: Final = (torch.float16, torch.bfloat16)
 
 
 class Forecast(NamedTuple):
@@ -69,9 +57,11 @@ def forecast(
     held: Mapping[str, Bytes],
     device: torch.device,
     policy: Policy,
-    known: Known,
+    measured: Measured,
     node: Callable[[], BackwardNode | None],
     report: Callable[[str], None] = lambda text: None,
+    *,
+    moves: bool = False,
 ) -> Forecast | None:
     """Forecast the smallest budget within which whole steps of a model should run.
 
@@ -80,10 +70,11 @@ def forecast(
         held: Bytes that could not be evicted when the program raised `OutOfBudget`, by category.
         device: The device of the budget.
         policy: The policy of the budget.
-        known: Costs and workspaces of operators that ran before.
+        measured: Costs and workspaces of operators that ran before.
         node: Returns the autograd node that runs on this thread.
         report: Called with a text each time the progress changes. It may raise an error to stop the
             rehearsal.
+        moves: Weights, gradients and optimizer state may move to the host.
 
     Returns:
         The forecast. None if the model no longer exists, or inside a process group.
@@ -96,7 +87,9 @@ def forecast(
     state = torch.get_rng_state(), random.getstate()
     try:
         with _disable_current_modes(), torch.enable_grad(), _quietly():
-            step = _Step(model, call, device, known, node, report)
+            step = _Step(model, call, device, measured, node, report)
+            if moves:
+                return Forecast(step.need_if_state_moves(), 0)
             trace = step.rehearse()
     finally:
         torch.set_rng_state(state[0])
@@ -157,13 +150,11 @@ class _Step:
         model: nn.Module,
         call: ModelCall,
         device: torch.device,
-        known: Known,
+        measured: Measured,
         node: Callable[[], BackwardNode | None],
         report: Callable[[str], None],
     ) -> None:
-        self._known, self._node, self._report = known, node, report
-        self._device = device
-        self._place = (device, True) if is_accelerator(device) else None
+        self._costs, self._node, self._report = Costs(measured, device), node, report
         self._step = step = FakeStep(model, device)
         for module in step.model.modules():
             _drop_listeners(module)
@@ -178,19 +169,33 @@ class _Step:
 
     def rehearse(self) -> Trace:
         """Run the optimizers, then a forward and a backward pass, and return the trace."""
-        step = self._step
-        with step.running():
-            tracer = Tracer(step.fakes, self._take, self._node)
-            for name, tensors in step.tensors().items():
-                self.held[name] = bytes_of(tensors)
-                for tensor in tensors:
-                    tracer.meet(tensor)
-            with tracer:
-                for optimizer in step.optimizers:
-                    self._optimize(optimizer)
-                self.coming = bytes_of(step.tensors()[OPTIMIZER]) - self.held[OPTIMIZER]
-                self._run()
+        with self._step.running():
+            tracer = Tracer(self._step.fakes, self._take, self._node)
+            self._run_all(tracer)
             return tracer.build()
+
+    def need_if_state_moves(self) -> Bytes:
+        """Return the smallest budget if weights, gradients and state may move to the host."""
+        with self._step.running():
+            needs = MovingNeeds(self._take)
+            self._run_all(needs)
+            return needs.budget
+
+    def _run_all(self, mode: Tracer | MovingNeeds) -> None:
+        """Run the optimizers, then a forward and a backward pass, within `mode`."""
+        step = self._step
+        for name, tensors in step.tensors().items():
+            self.held[name] = bytes_of(tensors)
+            for tensor in tensors:
+                mode.meet(tensor)
+        with mode:
+            for optimizer in step.optimizers:
+                self._optimize(optimizer)
+                if isinstance(mode, MovingNeeds):
+                    mode.stepped(optimizer)
+                optimizer.zero_grad()
+            self.coming = bytes_of(step.tensors()[OPTIMIZER]) - self.held[OPTIMIZER]
+            self._run()
 
     def _optimize(self, optimizer: Optimizer) -> None:
         for group in optimizer.param_groups:
@@ -198,7 +203,6 @@ class _Step:
                 if parameter.requires_grad and parameter.grad is None:
                     parameter.grad = torch.empty_like(parameter)
         optimizer.step()
-        optimizer.zero_grad()
 
     def _run(self) -> None:
         args, kwargs = self._step.inputs
@@ -212,31 +216,9 @@ class _Step:
     def _take(
         self, facts: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], made: Bytes
     ) -> tuple[Nanoseconds, Bytes]:
-        """Return cost (ns) and workspace (bytes) of an operator call.
-
-        Both were measured if an operator of this name ran before on tensors of these sizes.
-        Otherwise they are estimated from the bytes of the tensors.
-
-        Args:
-            facts: The operator that is called.
-            args: The positional arguments of the call.
-            kwargs: The keyword arguments of the call.
-            made: Bytes of the storages that the call makes.
-        """
+        """Report progress, and return cost (ns) and workspace (bytes) of an operator call."""
         self._report("rehearsing the step on shapes, to find a budget for the whole step")
-        tensors = tensors_in([*args, *kwargs.values()])
-        found = self._known.get((facts.name, tuple(tuple(each.size()) for each in tensors)))
-        if found is not None:
-            return found
-        with _disable_current_modes():
-            shapes, named = tree_map_only(Tensor, _shape_of, (args, kwargs))
-        signature = signature_of(facts, Invocation(facts, shapes, named).key, self._place)
-        return 1_000 + made // 10, _guessed_workspace(signature, self._device)
-
-
-def _shape_of(fake: Tensor) -> Tensor:
-    """Return a meta tensor with shape, strides and dtype of `fake`, to look up a signature."""
-    return torch.empty_strided(fake.size(), fake.stride(), dtype=fake.dtype, device="meta")
+        return self._costs.of(facts, args, kwargs, made)
 
 
 def _loss_of(output: Any) -> Tensor | None:
@@ -257,20 +239,3 @@ def _optimizers_of(model: nn.Module) -> list[Optimizer]:
         for optimizer in living_objects(Optimizer)
         if any(id(each) in own for group in optimizer.param_groups for each in group["params"])
     ]
-
-
-def _guessed_workspace(signature: Signature, device: torch.device) -> Bytes:
-    """Estimate the workspace of an operator that never ran, from the bytes of its tensors.
-
-    The estimate is the bytes of all inputs and results. On a CPU it is 0 for operators known to
-    need no workspace. It is doubled for half precision, which CPUs compute in single precision. For
-    the backward of an LSTM layer it is halved. The function `one_copy` in native/ops/workspaces.cpp
-    computes the same and gives the reasons.
-    """
-    on_host = not is_accelerator(device)
-    if on_host and not is_roomy_on_host(signature.operator.name):
-        return 0
-    reads = sum(each.size.numel() * each.dtype.itemsize for each in signature.geometries())
-    wider = on_host and any(each.dtype in _HALF for each in signature.geometries())
-    copy = (reads + max(0, signature.needed)) * (2 if wider else 1)
-    return copy // 2 if signature.operator.name == "aten::mkldnn_rnn_layer_backward" else copy
