@@ -1,8 +1,9 @@
 """Predict memory and time of training steps: `rekindle.profile` and `rekindle.max_batch`.
 
 `profile` runs one step and records its trace; then the simulator predicts the step's time within
-smaller budgets. `max_batch` runs real steps of several batch sizes. With `simulated=True` it runs
-only small batches, and simulates larger ones.
+smaller budgets. With `swap=`, weights and optimizer state may move to the host, which no trace
+describes: then real steps run within these budgets. `max_batch` runs real steps of several batch
+sizes. With `simulated=True` it runs only small batches, and simulates larger ones.
 """
 
 from __future__ import annotations
@@ -10,16 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from math import ceil
+from os import PathLike
 from typing import final
 
 from rekindle import _checks as checks
 from rekindle import _clock
-from rekindle._errors import InvalidArgument, OutOfBudget, remedy_for
+from rekindle._errors import InvalidArgument, OutOfBudget, Unsupported, remedy_for
 from rekindle._progress import ProgressLine
 from rekindle._public import publish
 from rekindle._types import Bytes, Nanoseconds
 from rekindle._units import format_bytes, parse_bytes
-from rekindle.policies import Policy, policy_of
+from rekindle.policies import Policy, Swap, policy_of
 from rekindle.report import Choice, Profile
 from rekindle.simulator import Point, at_batch, curve, fits, smallest_budget
 from rekindle.trace import Trace, neediest
@@ -37,6 +39,8 @@ def profile(
     repeats: int = 3,
     clock: Callable[[], Nanoseconds] = _clock.now,
     watch: Callable[[str], None] | None = None,
+    swap: str | Bytes | Swap | None = None,
+    swap_directory: str | PathLike[str] | None = None,
 ) -> Profile:
     """Measure what one step needs, and predict its time within smaller budgets.
 
@@ -59,6 +63,10 @@ def profile(
         clock: The clock that times the step, in ns.
         watch: A function that is called with a line about the current stage. Default: a progress
             line on a terminal, a line every ten seconds in a log.
+        swap: As for `rekindle.budget`. The smallest budget and the times are then those for
+            `evict="anything"` and `swap=`, with which weights, gradients and optimizer state move
+            to the host. They are measured, not predicted: real steps run within several budgets.
+        swap_directory: As for `rekindle.budget`.
 
     Returns:
         A `Profile`: the holders of memory at the peak, the smallest feasible budget, and the
@@ -66,6 +74,7 @@ def profile(
 
     Raises:
         OutOfBudget: The step does not fit into `budget`.
+        Unsupported: `swap` is given with a `budget`, or with `repeats=0`.
 
     Example:
         ```python
@@ -81,6 +90,8 @@ def profile(
     if budget is not None and budget != "auto":
         budget = parse_bytes(budget, line="rekindle.profile(step, budget={})")
     policy = policy_of(policy)
+    if swap is not None:
+        _check_swap(budget, repeats)
     with ProgressLine() as progress:
         show = watch or progress
         seen = observe(
@@ -91,16 +102,22 @@ def profile(
             repeats=repeats,
             clock=clock,
             watch=show,
+            swap=swap,
+            swap_directory=swap_directory,
         )
         if not seen.trace.ops:
             raise InvalidArgument(
                 "rekindle.profile: got a step that ran no operator of PyTorch, wanted one that "
                 "trains; write rekindle.profile(lambda: step(batch))"
             )
-        points = curve(
-            seen.trace,
-            policy,
-            watch=lambda done, of: show(f"simulating budget {done + 1} of {of}"),
+        points = (
+            ()
+            if seen.moving
+            else curve(
+                seen.trace,
+                policy,
+                watch=lambda done, of: show(f"simulating budget {done + 1} of {of}"),
+            )
         )
     again = prices().again
 
@@ -110,21 +127,42 @@ def profile(
             point.budget, ns, ns / seen.plain_ns, point.recompute_ns, point.recomputations
         )
 
-    choices = tuple(choice(point) for point in points)
+    choices = seen.moving or tuple(choice(point) for point in points)
+    smallest = choices[-1].budget if choices else 0
+    on_smallest = _on_moving(choices[-1], swap) if seen.moving else _on_floor(seen.trace, smallest)
     report = replace(
         seen.report,
         title="A profile of one step",
         choices=choices,
-        keep_all=points[0].budget if points else None,
-        smallest_budget=points[-1].budget if points else None,
+        keep_all=choices[0].budget if choices else None,
+        smallest_budget=choices[-1].budget if choices else None,
         plain_ns=seen.plain_ns,
-        advice=(
-            *seen.report.advice,
-            *_on_floor(seen.trace, points[-1].budget if points else 0),
-            *_on_noise(choices, seen.noise),
-        ),
+        advice=(*seen.report.advice, *on_smallest, *_on_noise(choices, seen.noise)),
     )
     return Profile(report, seen.trace, seen.noise)
+
+
+def _check_swap(budget: str | Bytes | None, repeats: int) -> None:
+    """Raise `Unsupported` if `profile` cannot measure steps whose state moves."""
+    if budget is not None:
+        raise Unsupported(
+            f"rekindle.profile(step, budget={budget!r}, swap=...): no step can be recorded while "
+            "weights and optimizer state move to the host. Leave out budget=; or write "
+            "rekindle.estimate(model, batch, optimizer=optimizer, swap=...), which needs no memory"
+        )
+    if not repeats:
+        raise Unsupported(
+            "rekindle.profile(step, repeats=0, swap=...): to measure budgets with state on the "
+            "host, a step runs several times. Leave out repeats=, or write a function for "
+            "rekindle.profile that takes one step, and can be called again"
+        )
+
+
+def _on_moving(smallest: Choice, swap: object) -> tuple[str, ...]:
+    """Return a line of advice: how to use the smallest budget in which state moves."""
+    fits = f"{format_bytes(smallest.budget)} with {format_bytes(smallest.host)} on the host"
+    line = f'rekindle.budget({smallest.budget}, evict="anything", swap={swap!r})'
+    return (f"The step fits into {fits}, in {smallest.slowdown:.2f} times the time: {line}",)
 
 
 def _on_floor(trace: Trace, smallest: Bytes) -> tuple[str, ...]:
@@ -183,6 +221,8 @@ def max_batch(
     policy: Policy | type[Policy] | str | None = None,
     device: str | None = None,
     watch: Callable[[str], None] | None = None,
+    swap: str | Bytes | Swap | None = None,
+    swap_directory: str | PathLike[str] | None = None,
 ) -> Batch:
     """Find the largest batch whose training step fits into a budget.
 
@@ -204,6 +244,9 @@ def max_batch(
         device: As for `rekindle.profile`.
         watch: A function that is called with a line about the current stage. Default: a progress
             line on a terminal, a line every ten seconds in a log.
+        swap: As for `rekindle.budget`. The steps then run with `evict="anything"` and `swap=`, so
+            that weights, gradients and optimizer state may move to the host.
+        swap_directory: As for `rekindle.budget`.
 
     Returns:
         The batch size, an int with an attribute `slowdown`.
@@ -211,6 +254,7 @@ def max_batch(
     Raises:
         OutOfBudget: Not even a batch of 1 fits.
         InvalidArgument: `step_factory` does not return a function.
+        Unsupported: `simulated` is given with `swap`.
 
     Example:
         ```python
@@ -226,11 +270,16 @@ def max_batch(
         checks.number(slowdown, 1.0, line.format("slowdown={}"), "1.3")
     if budget != "auto":
         budget = parse_bytes(budget, line=line.format("budget={}"))
+    if simulated and swap is not None:
+        raise Unsupported(
+            "rekindle.max_batch(step_factory, simulated=True, swap=...): no simulation knows "
+            "weights and optimizer state that move to the host; leave out simulated= or swap="
+        )
     progress = ProgressLine()
     watch = watch or progress
     policy = policy_of(policy)
     most = float("inf") if slowdown is None else slowdown
-    probe = Probe(budget, policy, device)
+    probe = Probe(budget, policy, device, swap, swap_directory)
     limit = probe.budget
     shortages: list[Exception] = []
     price: dict[int, float] = {}

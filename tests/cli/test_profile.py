@@ -42,6 +42,23 @@ def test_profile_of_step_function_writes_report(script: Path) -> None:
     assert "slowdown 50.00: rekindle.budget(" in result.stdout
 
 
+def test_profile_with_swap_shows_bytes_on_host(script: Path, tmp_path: Path) -> None:
+    folder = ("--swap-directory", tmp_path)
+    result = run("profile", "tiny_training.py:step", "--repeats", 1, "--swap", "1GiB", *folder)
+    assert result.exit_code == 0, result.output
+    assert "measured time of a step within a budget" in result.stdout
+    assert "on the host" in result.stdout
+    assert 'evict="anything", swap=1073741824)' in result.stdout
+
+
+@pytest.mark.parametrize("words", [(), ("--repeats", 0), ("--budget", "1GiB")])
+def test_profile_with_swap_of_one_run_is_refused(script: Path, words: tuple[object, ...]) -> None:
+    program = "tiny_training.py:step" if words else "tiny_training.py"
+    result = run("profile", program, "--swap", "1GiB", *words)
+    assert result.exit_code == 2
+    assert "rekindle profile --swap 64GiB train.py:step" in result.stderr
+
+
 def test_profile_of_script_passes_arguments_to_script(script: Path) -> None:
     result = run("profile", "tiny_training.py", "--json", "--", "--steps", 2)
     assert result.exit_code == 0, result.output

@@ -375,6 +375,10 @@ def test_run_without_budget_option_uses_rekindle_budget_variable(
         (("--device", "gpu", "train.py"), 'device="cpu"'),
         (("--report", "html", "no/folder/x.html", "train.py"), "there is no folder no/folder"),
         (("--profile", "--learn", "train.py"), "leave one of them out"),
+        (
+            ("--profile", "--swap", "1GiB", "--evict", "anything", "train.py"),
+            "rekindle profile --swap",
+        ),
         (("--learn", "--no-learn", "train.py"), "leave one of them out"),
         (("--no-learn", "--learn-wait", "train.py"), "--learn-wait and --no-learn"),
         (("--swap", "1", "train.py"), '--swap "1GiB"'),

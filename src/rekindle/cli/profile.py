@@ -11,7 +11,7 @@ import click
 from rekindle._errors import InvalidArgument
 from rekindle._types import Bytes
 from rekindle._units import format_bytes
-from rekindle.cli._options import examples, size
+from rekindle.cli._options import examples, memory, size
 from rekindle.cli._program import step_of
 from rekindle.report import Profile
 
@@ -20,6 +20,7 @@ from rekindle.report import Profile
     epilog=examples(
         "rekindle profile train.py:step",
         "rekindle profile train.py:step --html step.html --fits 8GB",
+        "rekindle profile train.py:step --swap 64GiB",
         "rekindle profile train.py --budget 2GiB -- --epochs 1",
         exits="1: the step does not fit into --budget, or into what --fits says.",
     )
@@ -35,6 +36,16 @@ from rekindle.report import Profile
         "without one. Default: no limit."
     ),
 )
+@click.option(
+    "--swap",
+    metavar="SIZE",
+    callback=memory,
+    help=(
+        "The most host memory for weights, gradients and optimizer state that move. Smaller "
+        "budgets are then measured, not predicted. PROGRAM must be a function."
+    ),
+)
+@click.option("--swap-directory", metavar="FOLDER", help="The folder for the swap file.")
 @click.option(
     "--slowdown",
     type=click.FloatRange(min=1),
@@ -73,6 +84,8 @@ def command(
     program: str,
     arguments: tuple[str, ...],
     budget: Bytes | None,
+    swap: Bytes | None,
+    swap_directory: str | None,
     slowdown: float | None,
     fits: Bytes | None,
     repeats: int,
@@ -91,7 +104,18 @@ def command(
 
     sys.argv = [program.partition(":")[0], *arguments]
     step, is_function = step_of(program)
-    profile = rekindle.profile(step, budget=budget, repeats=repeats if is_function else 0)
+    if swap is not None and (not is_function or not repeats or budget is not None):
+        raise click.UsageError(
+            "--swap runs a function several times within several budgets; write "
+            "rekindle profile --swap 64GiB train.py:step, without --budget and --repeats 0"
+        )
+    profile = rekindle.profile(
+        step,
+        budget=budget,
+        repeats=repeats if is_function else 0,
+        swap=swap,
+        swap_directory=swap_directory,
+    )
     if not is_function:
         of_run = replace(profile.report, title="A profile of one run", measured="run")
         profile = replace(profile, report=of_run)

@@ -184,6 +184,12 @@ def command(
             "got both --profile and --learn, which record steps for different purposes; leave "
             "one of them out"
         )
+    if measured and swap is not None and evict == "anything":
+        raise click.UsageError(
+            "got --profile with --swap and --evict anything: it simulates budgets, and no "
+            "simulation knows weights and optimizer state that move to the host. Write rekindle "
+            "profile --swap 64GiB train.py:step, with a function that takes one step"
+        )
     try:
         context = within(
             budget,

@@ -86,6 +86,8 @@ class Choice:
         slowdown: The predicted time divided by the time of the step without Rekindle.
         recompute_ns: Time (ns) in recomputed operators.
         recomputations: How many operators are recomputed.
+        host: If weights, gradients and optimizer state move, the most bytes on the host at once.
+        copied: If they move, bytes copied to the host and back in a step.
     """
 
     budget: Bytes
@@ -93,6 +95,8 @@ class Choice:
     slowdown: float
     recompute_ns: Nanoseconds
     recomputations: int
+    host: Bytes = 0
+    copied: Bytes = 0
 
 
 @final

@@ -172,11 +172,14 @@ def _choices(report: Figures, paint: _Paint) -> list[str]:
         return []
     most = max(choice.slowdown for choice in report.choices)
     whole = report.keep_all or report.peak
-    lines = [paint(f"predicted time of a {report.measured} within a budget:", _BOLD)]
+    moves = any(choice.host for choice in report.choices)
+    known = "measured" if moves else "predicted"
+    lines = [paint(f"{known} time of a {report.measured} within a budget:", _BOLD)]
     for choice in _thinned(report.choices):
         bar = "=" * round(24 * choice.slowdown / most)
+        host = f"{format_bytes(choice.host):>11} on the host  " if moves else ""
         lines.append(
-            f"  {format_bytes(choice.budget):>11}  {choice.budget / whole:>5.0%} of all  "
+            f"  {format_bytes(choice.budget):>11}  {choice.budget / whole:>5.0%} of all  {host}"
             f"{format_ns(choice.step_ns):>9}  {choice.slowdown:>5.2f} x  {paint(bar, _CYAN)}"
         )
     return lines

@@ -13,10 +13,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import rekindle
-from rekindle import Run
 from tests.helpers import combined, name_of
 from tests.pytorch.models import ALL_CASES, Case
 from tests.pytorch.networks import GPT, Residual
+from tests.pytorch.observed.moved import (
+    OPTIMIZERS_THAT_MOVE,
+    PROGRAMS,
+    Program,
+    layers_of_equal_size,
+    trained,
+)
 from tests.pytorch.tracker import Tracker
 
 Optimizer = Callable[[Any], torch.optim.Optimizer]
@@ -205,88 +211,28 @@ def test_estimate_compared_with_real_run_shows_difference() -> None:
 # -- the smallest budget if weights, gradients and optimizer state move to the host ---------------
 
 
-class Words(nn.Module):
-    """An embedding, attention, and scores of many words."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words = nn.Embedding(1_000, 64)
-        self.layers = nn.TransformerEncoder(
-            nn.TransformerEncoderLayer(64, 4, 256, batch_first=True), 4
-        )
-        self.scores = nn.Linear(64, 1_000)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.scores(self.layers(self.words(tokens)))
-
-
-def layers_of_equal_size() -> tuple[nn.Module, Tensor]:
-    return nn.Sequential(*[nn.Linear(128, 128) for _ in range(10)]), torch.randn(8, 128)
-
-
-def large_activations() -> tuple[nn.Module, Tensor]:
-    layers = [nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(6)]
-    return nn.Sequential(*layers), torch.randn(1_024, 64)
-
-
-def convolutions() -> tuple[nn.Module, Tensor]:
-    blocks = [
-        nn.Sequential(nn.Conv2d(32, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU())
-        for _ in range(4)
-    ]
-    model = nn.Sequential(*blocks, nn.Flatten(), nn.Linear(32 * 64, 32))
-    return model, torch.randn(8, 32, 8, 8)
-
-
-def words() -> tuple[nn.Module, Tensor]:
-    return Words(), torch.randint(1_000, (4, 32))
-
-
-MOVED: dict[str, Optimizer] = {
-    "sgd": lambda p: torch.optim.SGD(p, lr=0.01),
-    "adamw-loop": lambda p: torch.optim.AdamW(p, foreach=False),
-    "adamw-foreach": lambda p: torch.optim.AdamW(p, foreach=True),
-    "adamw-fused": lambda p: torch.optim.AdamW(p, fused=True),
-}
-
-
-@pytest.mark.parametrize("optimizer", MOVED)
-@pytest.mark.parametrize(
-    "program", [layers_of_equal_size, large_activations, convolutions, words], ids=name_of
-)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS_THAT_MOVE)
+@pytest.mark.parametrize("program", PROGRAMS, ids=name_of)
 def test_estimated_budget_suffices_if_state_moves(
-    program: Callable[[], tuple[nn.Module, Tensor]], optimizer: str, tmp_path: Path
+    program: Program, optimizer: str, tmp_path: Path
 ) -> None:
-    def trained(budget: int) -> Run:
-        torch.manual_seed(1)
-        model, batch = program()
-        steps = MOVED[optimizer](model.parameters())
-        with rekindle.budget(
-            budget, evict="anything", swap="1GiB", swap_directory=tmp_path, cache=False
-        ) as run:
-            for _ in range(2):
-                steps.zero_grad()
-                model(batch).square().mean().backward()
-                steps.step()
-        return run
-
     model, batch = program()
     estimate = rekindle.estimate(
         model,
         batch,
-        optimizer=MOVED[optimizer],
+        optimizer=OPTIMIZERS_THAT_MOVE[optimizer],
         loss=lambda output: output.square().mean(),
         swap="1GiB",
     )
     budget = estimate.smallest_budget
     assert budget is not None
-    run = trained(budget)
+    run = trained(program, optimizer, budget, tmp_path)
     assert run.peak <= budget < 0.75 * estimate.peak
     swapped = run.report().swapped
     assert swapped is not None
     assert swapped.host_peak <= estimate.host
     with pytest.raises(rekindle.OutOfBudget):
-        trained(int(budget / 1.25))
+        trained(program, optimizer, int(budget / 1.25), tmp_path)
 
 
 def test_estimate_without_swap_names_no_budget_for_moved_state() -> None:

@@ -27,9 +27,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rekindle.pytorch.devices import accelerator
+from rekindle.pytorch.held import present
 from rekindle.pytorch.online import PutBack, put_back
 from rekindle.pytorch.operators import operator, written_by
-from rekindle.pytorch.tensors import homes_of, living_objects, privately, whole
+from rekindle.pytorch.tensors import homes_of, living_objects, privately, tensors_of, whole
 
 _LAZY = (LazyModuleMixin, UninitializedParameter, UninitializedBuffer)
 _WITH_ATTRIBUTES = (nn.Module, Optimizer, LRScheduler, GradScaler)
@@ -45,7 +46,8 @@ class Before:
     Attributes:
         modules: The `nn.Module`s that were alive.
         optimizers: The optimizers that were alive.
-        copies: Each storage that an operator has written since, with its old contents, by address.
+        copies: All bytes of each storage that an operator has written since, and a copy of its old
+            contents, by address. (Python code that refers to a storage would pin it in a budget.)
     """
 
     def __init__(self) -> None:
@@ -60,7 +62,7 @@ class Before:
         #: References to the storages that existed, by address. They are weak, so that the step can
         #: free these storages.
         self._homes = {home._cdata: weakref.ref(home) for home in homes_of(tensors)}
-        self.copies: dict[int, tuple[torch.UntypedStorage, Tensor]] = {}
+        self.copies: dict[int, tuple[Tensor, Tensor]] = {}
         seen: dict[int, PutBack] = {}
         self._put_back = [
             *(
@@ -85,24 +87,42 @@ class Before:
         """Save the storages and generator states that the next operator will overwrite."""
         facts = operator(func)
         if facts.writes:
-            for home in homes_of(written_by(facts, args, kwargs)):
-                self._about_to_write(home)
+            for tensor in written_by(facts, args, kwargs):
+                self._about_to_write(tensor)
         if facts.random:
             for value in (*args, *kwargs.values()):
                 if type(value) is torch.Generator and id(value) not in self._drawn:
                     self._drawn[id(value)] = value, value.get_state()
 
-    def _about_to_write(self, home: torch.UntypedStorage) -> None:
-        key = home._cdata
-        known = self._homes.get(key)
-        if known is not None and known() is home and key not in self.copies:
-            with privately():
-                self.copies[key] = home, whole(home).cpu().clone()
+    def save_state(self) -> None:
+        """Save all that steps of the program usually write, so that they may run unseen.
+
+        These are parameters, buffers, gradients, optimizer state, and what was written so far.
+        """
+        for module in self.modules:
+            for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+                self._about_to_write(tensor)
+        for leaf, grad in self.leaves:
+            for tensor in (leaf, grad):
+                if tensor is not None:
+                    self._about_to_write(tensor)
+        for optimizer in self.optimizers:
+            for tensor in tensors_of(list(optimizer.state.values())):
+                self._about_to_write(tensor)
+
+    def _about_to_write(self, tensor: Tensor) -> None:
+        for home in homes_of([tensor]):
+            known = self._homes.get(home._cdata)
+            if known is not None and known() is home and home._cdata not in self.copies:
+                with present([tensor]), privately():
+                    everything = whole(home)
+                    self.copies[home._cdata] = everything, everything.cpu().clone()
 
     def restore(self) -> None:
         """Set the program to the state that it had when this object was made."""
         with privately(), torch.no_grad():
-            for home, copy in self.copies.values():
+            for everything, copy in self.copies.values():
+                home = everything.untyped_storage()
                 if home.nbytes() != copy.numel():
                     home.resize_(copy.numel())
                 whole(home).copy_(copy)
@@ -179,6 +199,7 @@ class Undo(Onlooker):
         super().__init__()
         self._before = before or Before()
         self.restore = self._before.restore
+        self.save_state = self._before.save_state
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

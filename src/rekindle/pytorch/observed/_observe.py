@@ -113,8 +113,8 @@ def left_behind(result: object, before: Before, names: Names) -> dict[Key, objec
     for leaf, _ in before.leaves:
         if leaf.grad is not None:
             left[GRADIENTS, names.of(leaf)] = _fingerprint(leaf.grad)
-    for address, (home, _) in before.copies.items():
-        left[names.at(address)] = fingerprint_of_memory(home)
+    for address, (everything, _) in before.copies.items():
+        left[names.at(address)] = fingerprint_of_memory(everything.untyped_storage())
     left.update(_state_of_optimizers(before, names))
     left[GENERATORS, "default"] = fingerprint_of(torch.get_rng_state())
     if accelerator.in_use():

@@ -7,10 +7,12 @@
    timed. The fastest time counts once a second step comes close to it: on a busy machine most
    steps are too slow.
 3. Record one more step within the budget, with a snapshot of the tensors in memory at its peak.
+4. With `swap=`, run steps within several budgets in which state moves to the host (`_moving`).
 """
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,13 +23,15 @@ from torch import Tensor
 
 from rekindle import _clock
 from rekindle._types import Bytes, Nanoseconds
-from rekindle.policies import Policy
+from rekindle.policies import Policy, Swap
 from rekindle.pytorch.context import Run, budget
 from rekindle.pytorch.devices import accelerator, is_accelerator
 from rekindle.pytorch.observed._before import Undo
 from rekindle.pytorch.observed._bookkeeping import prices
+from rekindle.pytorch.observed._moving import MovingSteps
+from rekindle.report._data import Choice
 from rekindle.report._report import Report
-from rekindle.trace import Trace
+from rekindle.trace import Trace, keep_all_peak
 
 PATIENCE: Final = 4
 """The most steps that are timed, as a multiple of `repeats`."""
@@ -46,6 +50,7 @@ class Observed:
         plain_ns: Time (ns) without Rekindle; estimated from `kept_ns` if a budget was given.
         kept_ns: Time (ns) with Rekindle's bookkeeping but without eviction.
         noise: By how much the slowest timed step exceeds the fastest, as a fraction of the fastest.
+        moving: Steps within budgets in which state moves to the host, the largest budget first.
     """
 
     trace: Trace
@@ -53,6 +58,7 @@ class Observed:
     plain_ns: Nanoseconds
     kept_ns: Nanoseconds
     noise: float = 0.0
+    moving: tuple[Choice, ...] = ()
 
 
 def observe(
@@ -64,6 +70,8 @@ def observe(
     repeats: int = 3,
     clock: Callable[[], Nanoseconds] = _clock.now,
     watch: Callable[[str], None] = lambda stage: None,
+    swap: str | int | Swap | None = None,
+    swap_directory: str | os.PathLike[str] | None = None,
 ) -> Observed:
     """Run `step` several times and return its trace, report and times.
 
@@ -77,6 +85,8 @@ def observe(
             of the costs of operators.
         clock: Returns the time in ns.
         watch: Called with a text on the progress, such as "warming up".
+        swap: Also measure budgets for `evict="anything"` and this `swap=`. `repeats` is not 0.
+        swap_directory: The argument `swap_directory=` of these budgets.
     """
 
     def timed(run: Run) -> Nanoseconds:
@@ -118,12 +128,20 @@ def observe(
         watch("recording")
         run = _record_step(step, within(record=True), undo, warm)
         trace, report = run.trace, run.report()
+        moving: tuple[Choice, ...] = ()
+        if swap is not None and trace.ops:
+            undo.save_state()
+            plain = [timed(run) for _ in range(repeats)]  # without the dispatch mode, as below
+            steps = MovingSteps(
+                step, timed, policy, device, swap, swap_directory, min(plain), repeats, watch
+            )
+            moving = steps.choices(trace, keep_all_peak(trace))
     finally:
         undo.restore()
     if not plain:
         plain.append(max(1, min(kept) - prices().operator * len(trace.ops)))
     noise = max(max(times) / max(1, min(times)) - 1 for times in (plain, kept))
-    return Observed(trace, report, min(plain), min(kept), noise)
+    return Observed(trace, report, min(plain), min(kept), noise, moving)
 
 
 def _is_confirmed(times: list[Nanoseconds]) -> bool:

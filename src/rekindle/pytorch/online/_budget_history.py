@@ -15,7 +15,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, final
 
@@ -57,6 +58,16 @@ class BudgetHistory:
         self._failed_before: dict[Bytes, int] = {}
         # Budgets that failed in earlier processes. None: the file is not read yet.
         self._before: dict[Bytes, Shortage] | None = None
+        self._ignores = False
+
+    @contextmanager
+    def ignored(self) -> Iterator[None]:
+        """Inside the block, remember no budget: Rekindle itself tries budgets that may fail."""
+        before, self._ignores = self._ignores, True
+        try:
+            yield
+        finally:
+            self._ignores = before
 
     def suggest_after(
         self, budget: Bytes, smallest: Bytes, evicted: Bytes = 0, *, is_estimate: bool = False
@@ -71,6 +82,8 @@ class BudgetHistory:
             is_estimate: `smallest` is the estimate of an operator's need, which is often twice the
                 real need. So nothing is added.
         """
+        if self._ignores:
+            return smallest
         failed = self._predecessors(budget)
         self._failed_before[budget] = len(failed)
         stride = 0 if is_estimate else self._stride(failed, smallest)
@@ -86,7 +99,7 @@ class BudgetHistory:
 
     def is_second_failure(self, budget: Bytes) -> bool:
         """Return True if `budget` was the first suggestion after a smaller budget failed."""
-        return self._failed_before.get(budget) == 1
+        return not self._ignores and self._failed_before.get(budget) == 1
 
     def replace_suggestion(self, budget: Bytes, forecast: Bytes) -> bool:
         """Replace the budget suggested after `budget` failed by one from a forecast.

@@ -34,13 +34,13 @@ from rekindle.pytorch.rehearsed._tracer import Take
 from rekindle.pytorch.tensors import Meter
 
 #: Tensors of fewer bytes stay in memory, as in native/memory/held/held_eviction.cpp.
-_LEAST_MOVED: Final[Bytes] = 4 << 10
+LEAST_MOVED: Final[Bytes] = 4 << 10
 
 #: Factor on the bytes that are needed at once. The runtime may keep a few more small tensors.
 _SPARE: Final = 1.05
 
 #: How the names of operators begin that work on each tensor of their lists alone.
-_ON_LISTS: Final = ("aten::_foreach_", "aten::_fused_", "aten::_amp_foreach_")
+ON_LISTS: Final = ("aten::_foreach_", "aten::_fused_", "aten::_amp_foreach_")
 
 
 @final
@@ -155,7 +155,7 @@ def _parts_of(
 ) -> list[list[Tensor]]:
     """Return the operands and results of a call; for an operator on lists, those of each item."""
     given = (*args, *kwargs.values(), made)
-    if not (facts.name.startswith(_ON_LISTS) and args and isinstance(args[0], list)):
+    if not (facts.name.startswith(ON_LISTS) and args and isinstance(args[0], list)):
         return [tensors_in(list(given))]
     lists = [each for each in given if isinstance(each, list) and len(each) == len(args[0])]
     return [tensors_in(list(item)) for item in zip(*lists, strict=True)]
@@ -201,7 +201,7 @@ def _has_memory(tensor: Tensor) -> bool:
 
 
 def _is_small(tensor: Tensor) -> bool:
-    return _has_memory(tensor) and tensor.untyped_storage().nbytes() < _LEAST_MOVED
+    return _has_memory(tensor) and tensor.untyped_storage().nbytes() < LEAST_MOVED
 
 
 def _holds_integers(tensor: Tensor) -> bool:
