@@ -317,20 +317,31 @@ def test_swap_file_of_killed_process_is_removed_by_next_store(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_forked_file_store_neither_reads_nor_writes(tmp_path: Path) -> None:
+def test_forked_file_store_reads_what_parent_wrote_before(tmp_path: Path) -> None:
+    """The child writes nothing, and notices if the parent has written since."""
     store = FileStore(KIB * KIB, tmp_path)
     tensor = torch.ones(1000)
-    key = written(store, tensor)
+    key, other = written(store, tensor), written(store, 2 * tensor)
+    ready = os.pipe()
     child = os.fork()
     if not child:
         wrong = 1
         try:
-            store.read(key, store.new_home(4000))
-        except Lost:
-            wrong = int(store.write(home_of(tensor)) is not None)
+            home = store.new_home(4000)
+            store.read(key, home).wait()
+            wrong = int(not torch.equal(torch.empty(0).set_(home), tensor))
+            wrong += 2 * (store.write(home_of(tensor)) is not None)
+            os.read(ready[0], 1)
+            store.read(other, home)
+            wrong += 4
+        except Lost as lost:
+            wrong += 8 * ("the parent process has written" not in str(lost))
         finally:
             os._exit(wrong)
-    assert os.waitpid(child, 0)[1] == 0
+    store.release(other)
+    written(store, 3 * tensor)
+    os.write(ready[1], b"1")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     home = store.new_home(4000)
     store.read(key, home).wait()
     assert torch.equal(torch.empty(0).set_(home), tensor)

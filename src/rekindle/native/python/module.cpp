@@ -19,6 +19,7 @@
 #include "../dispatch/proxy.h"
 #include "../dispatch/runtime.h"
 #include "../memory/evict_held_last.h"
+#include "../memory/forks.h"
 #include "../memory/notify.h"
 #include "../memory/room/own_policy.h"
 #include "../memory/room/swapper.h"
@@ -346,8 +347,12 @@ PyObject* interrupts_kept(PyObject* hook) {
     return PyCFunction_New(&definition, hook);
 }
 
-// Prepare for a fork by this thread: take the session mutex.
+// Prepare for a fork by this thread: bring back what the child may read, and take the session
+// mutex.
 void about_to_fork() {
+    if (const auto session = rekindle::active()) {
+        rekindle::bring_for_child(*session);
+    }
     rekindle::about_to_fork();
 }
 
@@ -359,6 +364,9 @@ void forked_here() {
 // Release the session mutex in the child process after a fork. It runs within no budget.
 void forked() {
     rekindle::forked();
+    if (const auto session = rekindle::active()) {
+        rekindle::leave_in_child(*session);
+    }
     rekindle::join(nullptr);
     rekindle::set_active({});
     rekindle::the_arena().close();

@@ -14,6 +14,15 @@ constexpr const char* READ =
     "see reads the memory (such as a custom kernel that is no operator of PyTorch). Write "
     "rekindle.budget(..., evict=\"saved\"), which never evicts tensors that variables hold";
 
+constexpr const char* READ_IN_CHILD =
+    "rekindle.budget(...) evicted the memory of this tensor before this process was forked, and an "
+    "operator of a forked process cannot bring it back. Write run.keep(tensor) before the fork; or "
+    "read the tensor in this process first without an operator, as by tensor.tolist() or "
+    "torch.save; or start the process by \"spawn\"";
+
+// True in a process that was forked inside a budget.
+bool in_child = false;
+
 // Return the data pointer of an evicted storage (placeholder): a null pointer with a unique address
 // as its context. When the placeholder is freed, this address goes into the queue of freed
 // addresses.
@@ -32,7 +41,9 @@ constexpr bool CAN_BE_READ_AGAIN = requires(Storage& storage_impl) {
 template <class Storage>
 void refuse(Storage& storage_impl) {
     if constexpr (CAN_BE_READ_AGAIN<Storage>) {
-        storage_impl.release_data_and_set_meta_custom_data_ptr_error_msg_(READ);
+        storage_impl.release_data_and_set_meta_custom_data_ptr_error_msg_(
+            in_child ? READ_IN_CHILD : READ
+        );
     }
 }
 
@@ -85,6 +96,10 @@ void refuse_reading(c10::StorageImpl& storage_impl) {
     if (is_placeholder(storage_impl)) {
         refuse(storage_impl);
     }
+}
+
+void name_fork_in_errors() noexcept {
+    in_child = true;
 }
 
 const void* placeholder_id(const c10::DataPtr& data) noexcept {

@@ -28,6 +28,9 @@ bool allow_reading(c10::StorageImpl& storage_impl);
 // Undo `allow_reading`: let reads of `storage_impl` raise again, unless it is not a placeholder any
 // more.
 void refuse_reading(c10::StorageImpl& storage_impl);
+// From now on, placeholders name the fork in the error of an access, once `refuse_reading` was
+// called. fork() has just made this process.
+void name_fork_in_errors() noexcept;
 // Return the unique key of the placeholder that owns `data`; null if `data` is not a placeholder's.
 const void* placeholder_id(const c10::DataPtr& data) noexcept;
 

@@ -39,7 +39,8 @@ from rekindle.pytorch.swap._store import Lost, Store, Transfer
 _PIECE = 8 * 2**14
 """Number of bytes that a checksum sums at a time: the most that PyTorch sums in a single thread."""
 _NAME = re.compile(r"rekindle-swap-(\d+)-(\d+)-[0-9a-f]{16}")
-_FORKED = "a value that was swapped out before a fork can be read only by the parent process"
+_FORKED = "its copy had not ended before a fork, whose child has no threads that copy"
+_WRITTEN = "the parent process has written the swap file since this process was forked"
 _thread = threading.local()
 
 
@@ -83,6 +84,7 @@ class FileStore(Store):
         """True in the process that opened the swap file, until the store is closed.
 
         A forked process has no threads of this store, and does not know later changes of the file.
+        It writes nothing, and reads in the thread that asks. The checksum detects other contents.
         """
         return os.getpid() == self._process and self._end.alive
 
@@ -98,10 +100,17 @@ class FileStore(Store):
             return None
 
     def read(self, key: object, home: torch.UntypedStorage) -> Transfer:
-        if not self.here:
-            raise Lost(_FORKED)
         assert isinstance(key, _Block)
-        return self._start(self._back, _read, key, home)
+        if self.here:
+            return self._start(self._back, _read, key, home)
+        if not self._end.alive:
+            raise Lost("the swap file is closed")
+        done: Future[Nanoseconds] = Future()
+        try:
+            done.set_result(_read(self._file, home.data_ptr(), key))
+        except OSError:
+            raise Lost(_WRITTEN) from None
+        return _Job(done, home, self._moving, self)
 
     def release(self, key: object) -> None:
         assert isinstance(key, _Block)

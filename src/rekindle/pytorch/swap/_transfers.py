@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from typing import Final, NamedTuple, final
 
@@ -43,6 +44,7 @@ class Transfers:
         self._waiting_ns: Nanoseconds = 0
         self._complaint = ""  # text about the first failed transfer
         self._reported = False
+        self._process = os.getpid()
 
     @property
     def transfer_ns(self) -> Nanoseconds:
@@ -131,6 +133,11 @@ class Transfers:
             else "Weights and optimizer state are unchanged: "
         )
         what = self.complaint() or f"{site} could not be read back"
+        if os.getpid() != self._process:
+            return SwapFailed(
+                f"{what}, and it cannot be recomputed. Write run.keep(tensor) before the fork, or "
+                "read the tensor in the forked process at once"
+            )
         return SwapFailed(
             f"{what}, and it cannot be recomputed. {advice}"
             "run this step again, with swap_directory= on another disk, or without swap="
