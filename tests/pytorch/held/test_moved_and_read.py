@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 import rekindle
+from rekindle.pytorch.online import _handed_out
 from tests.pytorch.bits import differing, everything
 from tests.pytorch.held.placeholders import empty, is_empty
-from tests.pytorch.held.test_moved_state import LARGEST, LAYERS, Task, moving
+from tests.pytorch.held.test_moved_state import LARGEST, LAYERS, WIDTH, Task, moving
+from tests.pytorch.sweep import _everything
 
 FEW = 4 * LARGEST  #: a budget of a third of the weights
 
@@ -46,6 +50,58 @@ def test_weight_that_had_an_array_stays(tmp_path: Path) -> None:
         task.model(task.batch)
         assert not is_empty(weight)
         assert bool((weight[1:] == 3).all())
+
+
+@pytest.mark.parametrize(
+    "export",
+    [
+        np.from_dlpack,
+        torch.from_dlpack,
+        torch.utils.dlpack.to_dlpack,
+        lambda tensor: tensor.__dlpack__(),
+        lambda tensor: tensor.numpy(),
+        lambda tensor: tensor.share_memory_(),
+    ],
+    ids=[
+        "np.from_dlpack",
+        "torch.from_dlpack",
+        "to_dlpack",
+        "__dlpack__",
+        "numpy",
+        "share_memory_",
+    ],
+)
+@pytest.mark.parametrize("inside", [False, True])
+def test_exported_tensor_stays_and_is_named(
+    export: Callable[[Tensor], Any], inside: bool, tmp_path: Path
+) -> None:
+    """Other code may read its memory at any time, also if it got it before the budget."""
+    tensor, others = torch.randn(WIDTH, WIDTH), torch.ones(WIDTH, WIDTH)
+    wanted = tensor.clone()
+    exported = None if inside else export(tensor)
+    with moving(tmp_path, 1 << 20) as run:
+        tensor.sum()
+        exported = export(tensor) if inside else exported
+        others.sum()
+        _everything.evict_all(run)
+        assert is_empty(others)
+        assert not is_empty(tensor)
+        (name,) = run.report().staying
+    assert name.startswith("inputs: ")
+    assert "NumPy, DLPack" in name or "other processes share it" in name
+    if isinstance(exported, Tensor | np.ndarray):
+        assert np.array_equal(np.asarray(exported), wanted.numpy())
+    del exported
+
+
+def test_freed_export_is_forgotten() -> None:
+    before = len(_handed_out.exported())
+    tensor = torch.randn(WIDTH)
+    capsule = torch.utils.dlpack.to_dlpack(tensor)
+    assert len(_handed_out.exported()) == before + 1
+    del tensor, capsule
+    gc.collect()
+    assert len(_handed_out.exported()) == before
 
 
 def test_weight_with_array_and_address_stays(tmp_path: Path) -> None:

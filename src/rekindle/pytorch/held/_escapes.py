@@ -29,8 +29,9 @@ from rekindle.pytorch.held._saving import (
     writing,
 )
 from rekindle.pytorch.native import Driver
-from rekindle.pytorch.online import CAPSULES, Current, by_rekindle, replace
+from rekindle.pytorch.online import CAPSULES, Current, by_rekindle, exported, replace
 from rekindle.pytorch.operators import tensors_in
+from rekindle.pytorch.tensors import whole
 
 #: Methods that return an address or an object that has one. (`__array__`, `storage`,
 #: `share_memory_` and pickling call these methods.)
@@ -96,6 +97,10 @@ def _present_in_backward(tensors: Iterable[Tensor]) -> AbstractContextManager[No
 def held_evicted(driver: Driver) -> Iterator[None]:
     """Inside the block, intercept accesses to tensors that run no operator, for `driver`."""
     driver.held = held = EvictHeld(driver)
+    if driver.moves_state:
+        for home in exported():
+            if home.device == driver.device:
+                held.hand_out(whole(home))
     with escapes_seen(held), profilers_seen(driver.core):
         yield
 

@@ -36,6 +36,7 @@ from rekindle.pytorch.online._fsdp import reset_interrupted as reset_interrupted
 from rekindle.pytorch.online._handed_out import CAPSULES as CAPSULES
 from rekindle.pytorch.online._handed_out import Current as Current
 from rekindle.pytorch.online._handed_out import by_rekindle as by_rekindle
+from rekindle.pytorch.online._handed_out import exported as exported
 from rekindle.pytorch.online._handed_out import hand_out as hand_out
 from rekindle.pytorch.online._handed_out import handing_out_seen as handing_out_seen
 from rekindle.pytorch.online._handed_out import not_traced as not_traced

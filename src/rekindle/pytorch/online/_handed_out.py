@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, final
@@ -24,6 +25,7 @@ from torch.utils._pytree import tree_leaves
 
 from rekindle.pytorch.online._fsdp import NEVER
 from rekindle.pytorch.operators import is_plain
+from rekindle.pytorch.tensors import homes_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -103,6 +105,48 @@ class Current(Generic[T]):
 
 
 _listener = Current[Listener]()
+
+
+#: Storages of which a DLPack capsule was made, by address.
+_exported: dict[int, weakref.ref[UntypedStorage]] = {}
+
+
+def exported() -> list[UntypedStorage]:
+    """Return the living storages of which a DLPack capsule was made, in or before a budget.
+
+    Other libraries may have the address of their memory. (PyTorch marks the storage itself if it
+    makes a NumPy array or shares memory.)
+    """
+    homes = [each() for each in list(_exported.values())]
+    return [home for home in homes if home is not None]
+
+
+def _remembering(original: Any) -> Any:
+    """Return a function that makes a DLPack capsule as `original`, and remembers the storage.
+
+    In a budget, it tells the listener.
+    """
+
+    @functools.wraps(original)
+    def export(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        listener = _listener.now
+        if listener is not None and not by_rekindle(2):
+            hand_out(listener.mark_externally_writable, tensor)
+        capsule = original(tensor, *args, **kwargs)
+        for home in homes_of([tensor]):
+            forget = functools.partial(_exported.pop, home._cdata)
+            _exported[home._cdata] = weakref.ref(home, forget)
+        return capsule
+
+    return not_compiled(export)
+
+
+def _remember_exports() -> None:
+    """Remember from now on which storages are exported by DLPack, also outside of budgets."""
+    for module, names in CAPSULES.items():
+        for name in names:
+            if hasattr(module, name):
+                setattr(module, name, _remembering(getattr(module, name)))
 
 
 @contextmanager
@@ -188,10 +232,6 @@ def handing_out_seen(listener: Listener) -> Iterator[None]:
 
     with _listener.during(listener), ExitStack() as stack:
         replace(stack, Tensor, "numpy", lent)
-        for module, names in CAPSULES.items():
-            for name in names:
-                if hasattr(module, name):
-                    replace(stack, module, name, lent)
         # Hide this exchange API, which consumers prefer over `__dlpack__`. Without it they use
         # `__dlpack__`, which is replaced.
         hide(stack, Tensor, "__dlpack_c_exchange_api__")
@@ -293,3 +333,6 @@ def _put_back(owner: Any, name: str, own: Any) -> None:
         delattr(owner, name)
     else:
         setattr(owner, name, own)
+
+
+_remember_exports()
