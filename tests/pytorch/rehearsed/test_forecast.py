@@ -206,6 +206,27 @@ def test_rehearsed_budget_suffices_if_state_moves(
     assert found < 0.7 * whole.peak
 
 
+def test_rehearse_notes_budget_for_state_on_host(tmp_path: Path) -> None:
+    def program() -> Step:
+        model = nn.Sequential(*[nn.Linear(128, 128) for _ in range(10)])
+        return step_of(model, torch.rand(8, 128), torch.randint(128, (8,)))
+
+    error = refused(lambda: twice(program()), "1900KiB")
+    needed = error.rehearse(FOREVER)
+    (note,) = error.__notes__
+    line = note.rpartition("whole steps: ")[2].replace("swap=...", 'swap="1GiB", **folder')
+    step = program()
+    folder = {"swap_directory": tmp_path}
+    with eval(line, {"rekindle": rekindle, "folder": folder}) as run:
+        step()
+        step()
+    assert run.peak <= run.budget < needed / 4
+    # Where activations take the memory, nothing is said.
+    other = refused(chain)
+    other.rehearse(FOREVER)
+    assert not hasattr(other, "__notes__")
+
+
 def test_rehearse_after_error_in_backward_pass_names_budget() -> None:
     """The error is raised in the backward pass. Rekindle then rehearses the model's last call."""
     model = nn.Sequential(nn.Linear(8, 4000), nn.Linear(4000, 8))

@@ -18,15 +18,21 @@ import torch
 from rekindle import _clock
 from rekindle._errors import OutOfBudget
 from rekindle._progress import ProgressLine
+from rekindle._units import format_bytes
 from rekindle.policies import Policy
 from rekindle.pytorch.native import backward_node, core, signatures_seen
 from rekindle.pytorch.online import (
+    GRADIENTS,
+    OPTIMIZER,
+    PARAMETERS,
     ModelCall,
     Owners,
     interrupted_call,
     too_small,
 )
 from rekindle.pytorch.rehearsed import Forecast, forecast
+
+_STATE = (PARAMETERS, GRADIENTS, OPTIMIZER)
 
 
 class _TookTooLong(Exception):
@@ -71,6 +77,17 @@ def look_ahead(
             error.rehearse()
 
 
+def _note_moving(error: OutOfBudget, found: Sequence[Forecast]) -> None:
+    """Add a note to `error`: the smallest budget if weights, gradients and state may move."""
+    needed = max((each.needed for each in found), default=0)
+    note = (
+        f"With weights, gradients and optimizer state on the host, {format_bytes(needed)} suffice "
+        f'for whole steps: rekindle.budget({needed}, evict="anything", swap=...)'
+    )
+    if needed and note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
+
+
 def _rehearse(
     calls: Sequence[ModelCall],
     device: torch.device,
@@ -97,13 +114,22 @@ def _rehearse(
     native_core = core(build=False)
     assert native_core is not None  # the budget that raised `error` has started it
     node = partial(backward_node, native_core)
-    found: list[Forecast] = []
-    for call in calls:
-        # A rehearsal may fail in any way; the user then gets the error without a better budget.
-        with suppress(Exception):
-            needed = forecast(call, error.held, device, policy, measured, node, report, moves=moves)
-            if needed is not None:
-                found.append(needed)
+
+    def forecasts(moves: bool) -> list[Forecast]:
+        found: list[Forecast] = []
+        for call in calls:
+            # A rehearsal may fail in any way; the user then gets the error without a better budget.
+            with suppress(Exception):
+                needed = forecast(
+                    call, error.held, device, policy, measured, node, report, moves=moves
+                )
+                if needed is not None:
+                    found.append(needed)
+        return found
+
+    found = forecasts(moves)
+    if not moves and 2 * sum(error.held.get(each, 0) for each in _STATE) > error.budget:
+        _note_moving(error, forecasts(True))
     progress.done()
     # While one model runs a step, the optimizer state of the others is in memory as well.
     coming = sum(each.coming for each in found)
