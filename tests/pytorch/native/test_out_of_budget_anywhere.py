@@ -40,7 +40,7 @@ class Run:
         self.failed_in: int | None = None
         self.losses: list[Any] = []
         before = settings()
-        with rekindle.budget(budget, learn=False, **how) as run:
+        with rekindle.budget(budget, learn=False, split="never", **how) as run:
             core, handle = run._driver.core, run._driver.handle
             core.refuse(handle, refuse_at)
             for number, phase in enumerate(program.phases):
