@@ -33,7 +33,8 @@ def fingerprint_of(tensor: Tensor) -> Fingerprint:
             flat = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
             memory = flat.view(torch.uint8)
             for part in [memory] if memory.device.type == "cpu" else _sums(memory):
-                digest.update(_bytes_of(part.cpu()))
+                on_cpu = part.cpu()
+                digest.update(_bytes_of(on_cpu))
     return digest.digest()
 
 
