@@ -325,6 +325,11 @@ class Operator:
         effect = self.name.split("::")[0] in EFFECTS
         self.opaque = effect or self.resizes or self.name == WITHOUT_MEMORY
 
+    @property
+    def makes_or_writes(self) -> bool:
+        """False if a call only returns a view, or no tensor at all, like `prim::device`."""
+        return not self.view and (self.returns_tensors or self.writes)
+
     def _writes(self, position: int) -> bool:
         """Return True if the operator writes its argument at `position`."""
         return any(position == written for written, _ in self.written)

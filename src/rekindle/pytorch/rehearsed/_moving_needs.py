@@ -91,7 +91,7 @@ class MovingNeeds(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         facts = operator(func)
-        if facts.view or not (facts.returns_tensors or facts.writes):
+        if not facts.makes_or_writes:
             return func(*args, **kwargs)
         read = tensors_in([*args, *kwargs.values()])
         for tensor in read:
@@ -113,8 +113,7 @@ class MovingNeeds(TorchDispatchMode):
 
     def _needs(self, tensors: list[Tensor], workspace: Bytes) -> None:
         """Count what must be in memory while an operator works on `tensors`."""
-        if torch._C._current_autograd_node() is not self._node:  # type: ignore[attr-defined]
-            self._node, self._unpacked = None, []
+        self._look_at_node()
         homes = dict(self._staying)
         for tensor in (*tensors, *self._unpacked):
             if _has_memory(tensor):
@@ -143,11 +142,15 @@ class MovingNeeds(TorchDispatchMode):
         return tensor if tensor.is_leaf and tensor.requires_grad else tensor.detach()
 
     def _unpack(self, tensor: Tensor) -> Tensor:
+        self._look_at_node()
+        self._unpacked.append(tensor)
+        return tensor
+
+    def _look_at_node(self) -> None:
+        """Forget what an earlier backward node unpacked, if another one runs now."""
         node = torch._C._current_autograd_node()  # type: ignore[attr-defined]
         if node is not self._node:
             self._node, self._unpacked = node, []
-        self._unpacked.append(tensor)
-        return tensor
 
 
 def _parts_of(

@@ -107,8 +107,7 @@ class Tracer(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         facts = operator(func)
-        if facts.view or not (facts.returns_tensors or facts.writes):
-            # The operator returns a view, or it makes and writes no tensor, like `prim::device`.
+        if not facts.makes_or_writes:
             return func(*args, **kwargs)
         read = [self.meet(each) for each in tensors_in([*args, *kwargs.values()])]
         result = func(*args, **kwargs)
