@@ -188,7 +188,6 @@ SlicedCallPtr SlicedOperation::sliced_call(
 bool SlicedOperation::run(
     std::span<const Ref<Storage>> inputs, bool recorded, bool grad_mode, Locked& lock
 ) {
-    const auto has_no_room = [&] { return !session_.engine.has_room(bytes_of_results()); };
     const auto attempt = [&] {
         return with_leaves(sliced_call(inputs, grad_mode), lock, [&](const SlicedCallPtr& sliced) {
             return (defers_early() && defer(sliced)) || compute(sliced, recorded) ||

@@ -35,7 +35,7 @@ public:
 
     // Return true if an argument is a value without room that does not fit without evictions.
     bool reads_value_without_room() const;
-    // Return true if the operator found no room before, and has none now.
+    // Return true if such calls can run in slices, and their results have no room now.
     bool has_no_room() const;
     // Return true if the result has room, but whatever reads it next would have none. Releases the
     // session mutex for a moment.
