@@ -20,8 +20,7 @@
 namespace rekindle {
 
 bool count_argument(Session& session, Locked& lock, const c10::TensorImpl& tensor, bool written) {
-    const AddressEntry* found =
-        session.registry.find(*tensor.unsafe_storage().unsafeGetStorageImpl());
+    const AddressEntry* found = session.registry.find(tensor);
     StorageRecord* record =
         found == nullptr ? find_or_register(session, lock, tensor) : found->record;
     if (record == nullptr) [[likely]] {

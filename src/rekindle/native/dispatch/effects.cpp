@@ -175,8 +175,7 @@ void Effects::about_to_write(const c10::TensorImpl& tensor, const std::string& n
     found_ = "it writes to memory that it did not allocate (" + name + ")";
     has_written_ = true;
     session_.frees.process_pending();
-    const AddressEntry* there = session_.registry.find(storage_impl);
-    StorageRecord* record = there == nullptr ? nullptr : there->record;
+    StorageRecord* record = session_.registry.find_record(storage_impl);
     if (record == nullptr) {
         return;
     }
@@ -197,15 +196,15 @@ void Effects::about_to_write(const c10::TensorImpl& tensor, const std::string& n
 void Effects::has_changed(const StoragePtr& storage_impl) {
     has_changed_ = true;
     session_.frees.process_pending();
-    const AddressEntry* there = session_.registry.find(*storage_impl);
-    if (there == nullptr || there->record == nullptr) {
+    StorageRecord* record = session_.registry.find_record(*storage_impl);
+    if (record == nullptr) {
         return;
     }
-    const Ref<Storage> kept(there->record);
-    if (there->record->replayable) {
-        session_.storages.record_external_write(*there->record).version.expected = -1;
-    } else if (there->record->consumed()) {
-        there->record->version.expected = there->record->version.now() + 1;
+    const Ref<Storage> kept(record);
+    if (record->replayable) {
+        session_.storages.record_external_write(*record).version.expected = -1;
+    } else if (record->consumed()) {
+        record->version.expected = record->version.now() + 1;
     }
 }
 

@@ -295,9 +295,8 @@ void Operation::order_counted() {
     for (std::uint32_t i = 0; i < parsed_.tensors.size(); ++i) {
         const c10::StorageImpl& storage_impl =
             *parsed_.tensors[i]->unsafe_storage().unsafeGetStorageImpl();
-        const AddressEntry* found = session_.registry.find(storage_impl);
-        if (found != nullptr && found->record != nullptr) {
-            order(i, storage_impl, *found->record);
+        if (StorageRecord* record = session_.registry.find_record(storage_impl)) {
+            order(i, storage_impl, *record);
         }
     }
 }
@@ -317,11 +316,9 @@ void Operation::order(
 // place.
 void Operation::note_writer() {
     for (const std::uint32_t position : parsed_.written) {
-        const AddressEntry* found = session_.registry.find(
-            *parsed_.tensors[position]->unsafe_storage().unsafeGetStorageImpl()
-        );
-        if (found != nullptr && found->record != nullptr) {
-            note_written(session_, stream_, *found->record, *found->record);
+        StorageRecord* record = session_.registry.find_record(*parsed_.tensors[position]);
+        if (record != nullptr) {
+            note_written(session_, stream_, *record, *record);
         }
     }
 }

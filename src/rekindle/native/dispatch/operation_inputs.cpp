@@ -185,13 +185,12 @@ void Operation::expect_raised_versions() {
     }
     for (const std::uint32_t position : parsed_.written) {
         const c10::TensorImpl& tensor = *parsed_.tensors[position];
-        const AddressEntry* found =
-            session_.registry.find(*tensor.unsafe_storage().unsafeGetStorageImpl());
-        if (found == nullptr || found->record == nullptr) {
+        StorageRecord* record = session_.registry.find_record(tensor);
+        if (record == nullptr) {
             continue;
         }
-        found->record->find_version_counter(tensor);
-        Version& version = found->record->version;
+        record->find_version_counter(tensor);
+        Version& version = record->version;
         const auto raised = std::ranges::count_if(parsed_.written, [&](std::uint32_t each) {
             return is_same_counter(version.counter, parsed_.tensors[each]->version_counter());
         });

@@ -59,12 +59,12 @@ void Operation::let_results_return() {
     const bool writes_later =
         held_eviction.moves() && facts_.opaque && !(facts_.is_aten && facts_.resizes);
     each_memory(returned(), [&](std::uint32_t, const at::Tensor& tensor, bool) {
-        const auto* found = session_.registry.find(*tensor.storage().unsafeGetStorageImpl());
-        if (found != nullptr && found->record != nullptr && writes_later) {
-            session_.held.pin_while_held(*found->record);
-        } else if (found != nullptr && found->record != nullptr) {
-            held_eviction.offer(*found->record, *tensor.unsafeGetTensorImpl());
-            held_eviction.made(*found->record);
+        StorageRecord* record = session_.registry.find_record(*tensor.unsafeGetTensorImpl());
+        if (record != nullptr && writes_later) {
+            session_.held.pin_while_held(*record);
+        } else if (record != nullptr) {
+            held_eviction.offer(*record, *tensor.unsafeGetTensorImpl());
+            held_eviction.made(*record);
         }
     });
     for (const std::uint32_t position : parsed_.written) {

@@ -179,14 +179,14 @@ void keep_operands_of_graph(Session& session, const Facts& facts, const torch::j
     session.registry.drain();
     each_memory(
         last_values(stack, facts.arguments), [&](std::uint32_t, const at::Tensor& tensor, bool) {
-            const auto* found = session.registry.find(*tensor.storage().unsafeGetStorageImpl());
-            if (found == nullptr || found->record == nullptr) {
+            StorageRecord* record = session.registry.find_record(*tensor.unsafeGetTensorImpl());
+            if (record == nullptr) {
                 return;
             }
-            if (found->record->placeholder) {
-                throw RecomputeDuringCaptureError(found->record->site());
+            if (record->placeholder) {
+                throw RecomputeDuringCaptureError(record->site());
             }
-            session.held.pin_while_held(*found->record);
+            session.held.pin_while_held(*record);
         }
     );
 }

@@ -51,9 +51,8 @@ bool is_without_room(Session& session, const c10::TensorImpl& tensor) {
     if (session.registry.placeholders == 0 || !has_memory(tensor)) [[likely]] {
         return false;
     }
-    const AddressEntry* found =
-        session.registry.find(*tensor.unsafe_storage().unsafeGetStorageImpl());
-    return found != nullptr && found->record != nullptr && is_without_room(session, *found->record);
+    const StorageRecord* record = session.registry.find_record(tensor);
+    return record != nullptr && is_without_room(session, *record);
 }
 
 // Return the empty storage by which the program refers to `record`, a value without room.

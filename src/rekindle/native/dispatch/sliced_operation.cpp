@@ -25,6 +25,8 @@ constexpr Bytes ENOUGH_SHARE = 16;
 constexpr Bytes WORKSPACE_SHARE = 32;
 // A share of the budget: results that are smaller are not large.
 constexpr Bytes LARGE_RESULT_SHARE = 8;
+// A share of a result: the recipe of the result may keep an argument that is smaller in memory.
+constexpr Bytes KEPT_SHARE = 16;
 // A share of the budget: smaller leaves are in memory as a whole.
 constexpr Bytes LARGE_SHARE = 32;
 
@@ -53,7 +55,9 @@ bool can_be_sliced(const StorageRecord& record) {
     if (!record.replayable || record.pinned || record.on_host || record.root.next != nullptr) {
         return false;
     }
-    return can_run_in_slices(recipe_of(*record.root.call));
+    const Recipe& recipe = recipe_of(*record.root.call);
+    const SlicedCallPtr& sliced = recipe.sliced();
+    return sliced ? sliced->slicing().results.size() == 1 : can_run_in_slices(recipe);
 }
 
 // Return `call`, with `node` in place of the leaf `leaf`.
@@ -111,10 +115,9 @@ bool SlicedOperation::reads_value_without_room() const {
     }
     const Engine& engine = session_.engine;
     return std::ranges::any_of(parsed_.tensors, [&](const c10::TensorImpl* tensor) {
-        const AddressEntry* found =
-            session_.registry.find(*tensor->unsafe_storage().unsafeGetStorageImpl());
-        return found != nullptr && found->record != nullptr && sliced_call_of(*found->record) &&
-               session_.room.bytes_to_restore(*found->record) >
+        const StorageRecord* record = session_.registry.find_record(*tensor);
+        return record != nullptr && sliced_call_of(*record) &&
+               session_.room.bytes_to_restore(*record) >
                    engine.budget - engine.memory - engine.in_flight;
     });
 }
@@ -123,12 +126,12 @@ bool SlicedOperation::has_no_room() const {
     return has_slices() && !session_.engine.has_room(bytes_of_results());
 }
 
-bool SlicedOperation::recipe_keeps_memory() const {
-    return std::ranges::any_of(parsed_.tensors, [&](const c10::TensorImpl* each) {
-        const AddressEntry* found =
-            session_.registry.find(*each->unsafe_storage().unsafeGetStorageImpl());
-        return found != nullptr && found->maker != nullptr &&
-               found->nbytes > session_.engine.budget / SMALL_SHARE &&
+bool SlicedOperation::recipe_keeps_little() const {
+    const Bytes little =
+        std::max(session_.engine.budget / SMALL_SHARE, bytes_of_results() / KEPT_SHARE);
+    return std::ranges::none_of(parsed_.tensors, [&](const c10::TensorImpl* each) {
+        const AddressEntry* found = session_.registry.find(*each);
+        return found != nullptr && found->maker != nullptr && found->nbytes > little &&
                (found->record == nullptr || found->record->pinned || !found->record->replayable);
     });
 }
@@ -380,6 +383,9 @@ SlicedCallPtr SlicedOperation::with_fewer_leaves(const SlicedCallPtr& sliced, Lo
     }
     const Ref<Storage> kept(&leaf);
     Recipe& recipe = recipe_of(*leaf.root.call);
+    if (recipe.sliced()) {
+        return short_enough(replaced(sliced, leaf, recipe.sliced()));
+    }
     const Ref<Call> made_by(&recipe);
     const c10::intrusive_ptr<Signature> signature = recipe.signature;
     const std::vector<c10::IValue> unkeyed(
@@ -418,7 +424,7 @@ void Operation::run_whole_or_in_slices() {
         run_in_slices(false)) {
         return;
     }
-    recording_ = recording_ || (stays && !parsed_.takes_over && !sliced.recipe_keeps_memory());
+    recording_ = recording_ || (stays && !parsed_.takes_over && sliced.recipe_keeps_little());
     const std::optional<OutOfBudgetError> shortage = out_of_budget_of([&] {
         bring_inputs();
         run_with_inputs();
@@ -454,7 +460,8 @@ bool Operation::run_in_slices(bool observed) {
         if (foreign_ && !take_private_inputs()) {
             return false;
         }
-        return sliced.run(inputs_, recording_, grad_mode_, lock_);
+        const bool recorded = recording_ || (sliced.is_large() && sliced.recipe_keeps_little());
+        return sliced.run(inputs_, recorded, grad_mode_, lock_);
     };
     const bool done = attempt();
     if (!done && takes_over) {

@@ -36,7 +36,7 @@ namespace rekindle {
 void register_base(Session& session, Locked& lock, const c10::TensorImpl& whole) {
     if (has_memory(whole)) {
         session.frees.process_pending_if_needed();
-        if (session.registry.find(*whole.unsafe_storage().unsafeGetStorageImpl()) == nullptr) {
+        if (session.registry.find(whole) == nullptr) {
             find_or_register(session, lock, whole);
         }
         session.sources.note_shared_version_counter(whole);

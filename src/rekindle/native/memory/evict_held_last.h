@@ -108,8 +108,7 @@ inline void bring_back(Session& session, Locked& lock, const c10::TensorImpl& te
 inline StorageRecord* find_or_register(
     Session& session, Locked& lock, const c10::TensorImpl& tensor
 ) {
-    const AddressEntry* found =
-        session.registry.find(*tensor.unsafe_storage().unsafeGetStorageImpl());
+    const AddressEntry* found = session.registry.find(tensor);
     if (found != nullptr) {
         StorageRecord* known = found->record;
         return known != nullptr && !known->untracked ? known

@@ -68,8 +68,7 @@ AllocationId allocation_of(Session& session, const c10::TensorImpl& tensor) {
     if (!has_memory(tensor)) {
         return 0;
     }
-    const AddressEntry* found =
-        session.registry.find(*tensor.unsafe_storage().unsafeGetStorageImpl());
+    const AddressEntry* found = session.registry.find(tensor);
     return found == nullptr ? 0 : found->allocation;
 }
 

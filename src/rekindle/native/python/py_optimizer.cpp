@@ -273,10 +273,9 @@ void register_all(Session& session, Locked& lock, const TensorList& tensors) {
 // Drop the recipe of `tensor`, which an optimizer writes in every step. Let it be moved, or pin it.
 void make_constant(Session& session, const c10::TensorImpl& tensor) {
     session.sources.pin_as_constant(tensor);
-    const AddressEntry* found =
-        session.registry.find(*tensor.unsafe_storage().unsafeGetStorageImpl());
-    if (moves(session) && found != nullptr && found->record != nullptr) {
-        session.held.eviction->offer(*found->record, tensor);
+    StorageRecord* record = session.registry.find_record(tensor);
+    if (moves(session) && record != nullptr) {
+        session.held.eviction->offer(*record, tensor);
     }
 }
 

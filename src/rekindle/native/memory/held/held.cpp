@@ -46,9 +46,9 @@ void Held::begins(Reader& reader) {
     StorageList read;
     reader.note_read(read);
     for (const c10::StorageImpl* storage_impl : read) {
-        const AddressEntry* found = registry_.find(*storage_impl);
-        if (found != nullptr && found->record != nullptr && found->record->evictable_while_held) {
-            engine_.set_evictable_while_held(*found->record, false);
+        StorageRecord* record = registry_.find_record(*storage_impl);
+        if (record != nullptr && record->evictable_while_held) {
+            engine_.set_evictable_while_held(*record, false);
         }
     }
     if (reader.reads_saved()) {
@@ -137,16 +137,14 @@ std::vector<Ref<Storage>> Held::select_held() {
 
 void Held::pin_exposed_address(c10::StorageImpl& storage_impl) {
     room_.bring_back(storage_impl);
-    const AddressEntry* found = registry_.find(storage_impl);
-    if (found != nullptr && found->record != nullptr) {
-        StorageRecord& record = *found->record;
-        const Ref<Storage> kept(&record);
+    if (StorageRecord* record = registry_.find_record(storage_impl)) {
+        const Ref<Storage> kept(record);
         // If operators have written only a part of the memory, other code may now write the rest.
-        if (record.special.unwritten() != nullptr) {
-            room_.seal(record);
-            record.clear_flags();
+        if (record->special.unwritten() != nullptr) {
+            room_.seal(*record);
+            record->clear_flags();
         }
-        pin_while_held(record);
+        pin_while_held(*record);
     }
 }
 

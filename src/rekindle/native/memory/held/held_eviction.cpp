@@ -151,12 +151,12 @@ void HeldEviction::bring(const StorageList& storages, Kept& kept, Locked& lock) 
     // those that must be restored.
     for (const bool missing : {false, true}) {
         for (const c10::StorageImpl* storage_impl : storages) {
-            const auto* found = frees_.registry.find(*storage_impl);
-            if (found == nullptr || found->record == nullptr ||
-                !may_leave(*found->record, frees_) || (!missing && !found->record->resident)) {
+            StorageRecord* record = frees_.registry.find_record(*storage_impl);
+            if (record == nullptr || !may_leave(*record, frees_) ||
+                (!missing && !record->resident)) {
                 continue;
             }
-            const Ref<Storage> storage(found->record);
+            const Ref<Storage> storage(record);
             const auto same = [&](const Ref<Storage>& each) { return each.get() == storage.get(); };
             if (std::ranges::any_of(kept, same)) {
                 continue;

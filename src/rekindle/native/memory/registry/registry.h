@@ -52,6 +52,16 @@ public:
         const void* address = address_of(storage_impl);
         return address == nullptr ? nullptr : table.find(address);
     }
+    AddressEntry* find(const c10::TensorImpl& tensor) noexcept {
+        return find(*tensor.unsafe_storage().unsafeGetStorageImpl());
+    }
+
+    // Return the record of the memory of `storage_impl`, or of that of a tensor. Return null if it
+    // has none.
+    StorageRecord* find_record(const auto& memory) noexcept {
+        const AddressEntry* found = find(memory);
+        return found == nullptr ? nullptr : found->record;
+    }
 
     // Add `storage_impl` to the address table, without giving it a record. Return its bytes, or 0
     // if they are counted already.

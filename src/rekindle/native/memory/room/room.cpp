@@ -46,7 +46,8 @@ void Room::evict_for(Bytes needed, const char* who) {
         const Bytes before = engine_.memory;
         frees_.look_at_all();
         const bool less = backoff.as_given(engine_.budget);
-        if (!release_recompute_sources() && engine_.memory >= before && !less) {
+        const Bytes missing = needed + engine_.memory + engine_.in_flight - engine_.budget;
+        if (!release_recompute_sources(missing) && engine_.memory >= before && !less) {
             throw;
         }
         events_.perform([&] { engine_.make_room(needed); }, who);
@@ -71,7 +72,7 @@ void Room::clear(Bytes wanted) {
     observers_.lost.add([&] {
         frees_.poll();
         events_.perform([&] { engine_.shrink(most); });
-        if (engine_.memory > most && release_recompute_sources()) {
+        if (engine_.memory > most && release_recompute_sources(engine_.memory - most)) {
             events_.perform([&] { engine_.shrink(most); });
         }
         if (events_.swapper) {
@@ -85,17 +86,22 @@ void Room::evict_all() {
     events_.perform([&] { engine_.shrink(0); });
 }
 
-bool Room::release_recompute_sources() {
+bool Room::release_recompute_sources(Bytes least) {
     if (observers_.recorded) {
         return false;
     }
     const Bytes before = engine_.memory;
+    Bytes most = 0;
     std::vector<Ref<Storage>> found;
     for (Storage* each = engine_.first_storage(); each != nullptr; each = each->next) {
         const bool source = each->consumed() && each->resident && !each->replayable;
         if (source && each->references == 0 && !record_of(*each).is_held()) {
             engine_.graph.ends(*each, found);
+            most += each->nbytes;
         }
+    }
+    if (most < least) {
+        return false;
     }
     for (const Ref<Storage>& each : found) {
         StorageRecord& record = record_of(*each);
@@ -171,10 +177,9 @@ void Room::seal(StorageRecord& record) {
 }
 
 void Room::bring_back(const c10::StorageImpl& storage_impl) {
-    const AddressEntry* found = registry_.find(storage_impl);
-    if (found != nullptr && found->record != nullptr &&
-        (found->record->placeholder || found->record->coming)) {
-        use(*found->record);
+    StorageRecord* record = registry_.find_record(storage_impl);
+    if (record != nullptr && (record->placeholder || record->coming)) {
+        use(*record);
     }
 }
 

@@ -83,8 +83,9 @@ public:
     // Evict every value that may be evicted.
     void evict_all();
     // Release sources (values without a recipe) that are kept only for recomputations of values
-    // that are in memory. Return true if memory was freed.
-    bool release_recompute_sources();
+    // that are in memory, unless this frees fewer than `least` bytes. Return true if memory was
+    // freed.
+    bool release_recompute_sources(Bytes least = 0);
     // Called after each operator. In a forward pass, start to copy values to the host that will
     // probably be evicted next. In a backward pass, start to swap in the values that it reads next,
     // once no swap-out is queued. Once a step has ended, start to swap in the source that the

@@ -112,7 +112,7 @@ void Sources::register_tensors(const std::vector<const c10::TensorImpl*>& tensor
     }
     for (const c10::TensorImpl* each : found) {
         // Another thread may have counted this tensor while room for all of them was made.
-        if (registry_.find(*each->unsafe_storage().unsafeGetStorageImpl()) == nullptr) {
+        if (registry_.find(*each) == nullptr) {
             find_or_register(*each);
         }
     }
@@ -140,8 +140,7 @@ void Sources::note_shared_version_counter(const c10::TensorImpl& tensor) {
 }
 
 void Sources::pin_as_constant(const c10::TensorImpl& tensor) {
-    AddressEntry* found = registry_.find(*tensor.unsafe_storage().unsafeGetStorageImpl());
-    StorageRecord* record = found == nullptr ? nullptr : found->record;
+    StorageRecord* record = registry_.find_record(tensor);
     // A storage without a record, whose bytes are only counted, has no recipe.
     if (record == nullptr || !record->replayable) {
         return;
@@ -179,8 +178,7 @@ void Sources::note_moved(const c10::TensorImpl& tensor, c10::StorageImpl& before
         return;
     }
     // Other tensors have the same version counter, so it also counts writes to the old memory.
-    found = registry_.find(*tensor.unsafe_storage().unsafeGetStorageImpl());
-    for (StorageRecord* each : {record, found == nullptr ? nullptr : found->record}) {
+    for (StorageRecord* each : {record, registry_.find_record(tensor)}) {
         if (each != nullptr) {
             each->shares_version_counter = true;
         }
@@ -239,8 +237,7 @@ void Sources::lose_what_has_no_room(StorageRecord& record) {
 }
 
 bool Sources::save_what_needs(const c10::TensorImpl& tensor) {
-    AddressEntry* found = registry_.find(*tensor.unsafe_storage().unsafeGetStorageImpl());
-    StorageRecord* record = found == nullptr ? nullptr : found->record;
+    StorageRecord* record = registry_.find_record(tensor);
     if (record == nullptr) {
         return false;
     }
@@ -265,9 +262,8 @@ void Sources::mark_externally_writable(c10::StorageImpl& storage_impl) {
 void Sources::about_to_write_unseen(c10::StorageImpl& storage_impl) {
     frees_.process_pending();
     room_.bring_back(storage_impl);
-    const AddressEntry* found = registry_.find(storage_impl);
-    if (found != nullptr && found->record != nullptr) {
-        new_contents_of(*found->record);
+    if (StorageRecord* record = registry_.find_record(storage_impl)) {
+        new_contents_of(*record);
     }
     share_with_overlapping(storage_impl);
     for (const Ref<Storage>& each : overlapping(storage_impl)) {
@@ -277,12 +273,12 @@ void Sources::about_to_write_unseen(c10::StorageImpl& storage_impl) {
 
 void Sources::version_raised(c10::StorageImpl& storage_impl) {
     frees_.process_pending();
-    const AddressEntry* found = registry_.find(storage_impl);
-    if (found == nullptr || found->record == nullptr) {
+    StorageRecord* known = registry_.find_record(storage_impl);
+    if (known == nullptr) {
         return;
     }
-    StorageRecord& record = *found->record;
-    const Ref<Storage> kept(&record);
+    StorageRecord& record = *known;
+    const Ref<Storage> kept(known);
     if (record.replayable) {
         // The old contents can be recomputed. Nothing has written memory that is evicted.
         StorageRecord& after = record.resident ? storages_.record_external_write(record) : record;
@@ -355,9 +351,8 @@ std::vector<Ref<Storage>> Sources::overlapping(c10::StorageImpl& storage_impl) {
     };
     if (!is_foreign(storage_impl)) {
         for (const StoragePtr& each : foreign_.within(range)) {
-            const AddressEntry* entry = registry_.find(*each);
-            if (entry != nullptr && entry->record != nullptr) {
-                add(*entry->record);
+            if (StorageRecord* record = registry_.find_record(*each)) {
+                add(*record);
             }
         }
         return found;
