@@ -272,6 +272,19 @@ def test_sum_of_value_without_room_is_equal(name: str, threads: int) -> None:
                 assert same(operator(x * 2), expected)
 
 
+def test_sum_of_columns_within_another_axis_is_equal() -> None:
+    """The value fits, but its sum does not, so that slices are views with gaps of the value."""
+    torch.manual_seed(20)
+    x = torch.randn(35, 49, 153)
+    expected = x.exp().sum(0)
+    for share in range(1, 11):
+        room = x.nbytes + x.nbytes * share // 10
+        with suppress(rekindle.OutOfBudget):
+            with rekindle.budget(room, learn=False, split="equal"):
+                found = x.exp().sum(0)
+            assert same(found, expected)
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3, 4, 8])
 def test_product_in_slices_is_equal_with_any_threads(threads: int) -> None:
     torch.manual_seed(20)

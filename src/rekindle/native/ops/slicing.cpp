@@ -318,8 +318,10 @@ std::optional<Grain> grain_of_rows(
 }
 
 // A sum of columns computes blocks of columns, and what is left over in another order. A slice with
-// a single position has one axis fewer to the kernel, which may then choose another order.
-Grain grain_of_reduction(const Geometry& input, const Slicing& slicing, int axis) {
+// a single position has one axis fewer to the kernel, which may then choose another order. If the
+// axis lies within another one, the kernel takes the columns of both as one row of columns, but not
+// those of a slice, so that each slice must consist of whole blocks.
+std::optional<Grain> grain_of_reduction(const Geometry& input, const Slicing& slicing, int axis) {
     std::vector<bool> reduced(input.sizes.size(), true);
     for (const std::optional<ArgumentAxes>& each : slicing.axes) {
         if (each) {
@@ -329,13 +331,21 @@ Grain grain_of_reduction(const Geometry& input, const Slicing& slicing, int axis
     // NOLINTNEXTLINE(bugprone-unchecked-optional-access): the caller has checked the axis
     const auto own = static_cast<std::size_t>((*slicing.axes[static_cast<std::size_t>(axis)])[0]);
     bool is_column = input.strides[own] <= 1;
+    bool is_within = false;
     std::int64_t beside = 1;
     for (std::size_t i = 0; i < reduced.size(); ++i) {
-        const bool outside = input.strides[i] > input.strides[own];
-        is_column = is_column || (reduced[i] && outside && input.sizes[i] > 1);
+        const bool outside = input.strides[i] > input.strides[own] && input.sizes[i] > 1;
+        is_column = is_column || (reduced[i] && outside);
+        is_within = is_within || (!reduced[i] && outside);
         beside *= reduced[i] || outside || i == own ? 1 : input.sizes[i];
     }
-    return is_column ? grain_of_columns(beside) : Grain{1, 2};
+    if (!is_column) {
+        return Grain{1, 2};
+    }
+    if (is_within && input.sizes[own] * beside % BLOCK != 0) {
+        return {};
+    }
+    return grain_of_columns(beside);
 }
 
 }  // namespace
@@ -361,8 +371,7 @@ std::optional<Grain> grain_of_kernel(
         case Rule::rows:
             return grain_of_rows(facts, slicing, axis, fixed);
         case Rule::reduction:
-            return fixed == 0 ? std::optional(grain_of_reduction(arguments[0], slicing, axis))
-                              : std::nullopt;
+            return fixed == 0 ? grain_of_reduction(arguments[0], slicing, axis) : std::nullopt;
         default:
             return Grain();
     }
