@@ -192,13 +192,15 @@ def test_budget_around_each_step_reuses_mapped_pages() -> None:
     assert faults(10) < 1_000
 
 
+def lazily_free() -> int:
+    """Return the bytes that the system may take, and still counts as memory of the process."""
+    rows = Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines()
+    (row,) = (each for each in rows if each.startswith("LazyFree:"))
+    return int(row.split()[1]) << 10
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_free_memory_after_budget_is_left_to_the_system() -> None:
-    def lazily_free() -> int:
-        rows = Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines()
-        (row,) = (each for each in rows if each.startswith("LazyFree:"))
-        return int(row.split()[1]) << 10
-
     with rekindle.budget("4MiB"):
         torch.ones(100)  # the system has taken memory of earlier budgets, or this budget has it
     before = lazily_free()

@@ -17,6 +17,7 @@ from torch.autograd.function import BackwardCFunction
 import rekindle
 from rekindle.pytorch.online import leaves
 from tests.pytorch import cores
+from tests.pytorch.native.test_arena import lazily_free
 
 NUMBERS = 1 << 18
 NBYTES = 4 * NUMBERS
@@ -95,6 +96,24 @@ def test_end_of_budget_that_raises_gives_memory_back(error: type[BaseException])
     del held, large, resident
     assert run.memory == before - NBYTES, "the budget does not notice that memory is freed"
     assert core.arena()[1] == 0, "the arena keeps freed memory"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.usefixtures("_service")
+@pytest.mark.evicts_anything
+def test_system_gets_free_memory_if_end_of_budget_raises() -> None:
+    with rekindle.budget("1MiB"):
+        torch.ones(100)  # the system has taken memory of earlier budgets, or this budget has it
+    weight, before = torch.ones(NUMBERS), lazily_free()
+    within = rekindle.budget("1GiB", evict="anything", learn=False)
+    run = within.__enter__()
+    held = [torch.ops.rekindle_endings.double(weight + n) for n in range(32)]
+    cores.evict_all(run._driver)
+    assert run.evictions >= len(held)
+    Service.error = RuntimeError()
+    with pytest.raises(RuntimeError):
+        within.__exit__(None, None, None)
+    assert lazily_free() <= before
 
 
 @pytest.mark.usefixtures("_service")

@@ -208,6 +208,18 @@ def shifted_words() -> Step:
     return step
 
 
+def joined_heads() -> Step:
+    heads = [nn.Linear(48, 2000, bias=False) for _ in range(3)]
+    x, words = torch.randn(512, 48), torch.randint(6000, (512,))
+
+    def step() -> list[Tensor]:
+        loss = functional.cross_entropy(torch.cat([head(x) for head in heads], 1), words)
+        loss.backward()
+        return [loss.detach(), *gradients(heads)]
+
+    return step
+
+
 def gradients(layers: list[nn.Linear]) -> list[Tensor]:
     return [gradient(p) for layer in layers for p in layer.parameters()]
 
@@ -223,6 +235,7 @@ STEPS: dict[str, tuple[Callable[[], Step], float]] = {
     "MLP of sequences": (mlp_of_sequences, 0.27),
     "attention": (attention, 0.35),
     "shifted words": (shifted_words, 0.2),
+    "joined heads": (joined_heads, 0.25),
 }
 
 
@@ -400,6 +413,10 @@ READERS: dict[str, Callable[[Tensor], Tensor]] = {
     "rows within zeros": lambda y: torch.ops.aten.slice_backward(
         y.view(64, 8, -1), [64, 10, 4096], 1, 1, 9, 1
     ).sum(2),
+    "joined rows": lambda y: torch.cat([y[100:] * 2, torch.ones(3, 4096), y[:100]]).sum(1),
+    "joined columns": lambda y: torch.cat([-y[:, 2048:], y[:, :2048]], 1) @ torch.ones(4096, 16),
+    "joined sequences": lambda y: torch.cat([y.view(64, 8, -1)] * 2, 1).sum(2),
+    "joined types": lambda y: torch.cat([y, torch.ones(2, 4096, dtype=torch.double)]).sum(1),
     "double": lambda y: y.double().sum(1),
 }
 
@@ -421,6 +438,25 @@ def test_operator_reads_value_without_room(name: str, threads: int) -> None:
             found = READERS[name](x @ weight)
     assert same(found, expected)
     assert tally.within <= 6 << 20
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.bool])
+def test_sum_of_whole_numbers_in_slices_stays_within_budget(dtype: torch.dtype) -> None:
+    """The kernel converts a slice to 64-bit numbers first."""
+    torch.manual_seed(1)
+    x, weight = torch.randn(LARGE[0], 32), torch.randn(32, LARGE[1])
+    expected = torch.round(x @ weight).to(dtype).sum(1)
+    for budget in range(10_000_000, 17_000_000, 1_000_000):
+        tally = Tally()
+        with (
+            torch.no_grad(),
+            tally.counting(),
+            rekindle.budget(budget, learn=False, cache=False),
+            tally.of_a_budget(),
+        ):
+            found = torch.round(x @ weight).to(dtype).sum(1)
+        assert same(found, expected)
+        assert tally.within <= budget
 
 
 def test_report_names_operators_that_ran_in_slices() -> None:

@@ -262,7 +262,7 @@ long arena() {
         each.join();
     }
     Piece outlives(std::size_t{100} << 10, TURNS);
-    arena.close();
+    arena.close(true);
     wrong += outlives.is_sound() && arena.live() >= rekindle::Bytes{100} << 10 ? 0 : 1;
     {
         const Piece freed = std::move(outlives);

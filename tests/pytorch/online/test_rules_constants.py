@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -312,6 +313,39 @@ def test_after_backward_pass_only_sources_are_in_memory() -> None:
         del loss
         assert run.memory == 10 * 4 * WIDTH
     assert run.evictions > 0
+
+
+class Kept(torch.autograd.Function):
+    """Copies a tensor. Rekindle does not recompute its results."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return gradient
+
+
+def test_sources_that_only_loss_needs_make_room_for_recomputation() -> None:
+    """The loss is in memory, so nothing needs the sources from which it could be recomputed."""
+
+    def gradients(share: float | None, peak: int = 0) -> tuple[list[Tensor | None], int]:
+        torch.manual_seed(0)
+        weights = [(torch.randn(64, 64) / 8).requires_grad_() for _ in range(8)]
+        with rekindle.budget(share and int(share * peak), learn=False, split="never") as run:
+            x = torch.randn(256, 64)
+            for weight in weights:
+                x = x @ weight
+                x = torch.tanh(torch.cat([x[:128] * Kept.apply(x[:128] * 2), x[128:]]))
+            loss = x.square().mean()
+            del x
+            loss.backward()
+        return [weight.grad for weight in weights], run.peak
+
+    expected, peak = gradients(None)
+    found, _ = gradients(0.44, peak)
+    assert all(map(torch.equal, found, expected))
 
 
 def test_value_whose_source_was_overwritten_keeps_its_contents() -> None:

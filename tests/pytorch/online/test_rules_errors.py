@@ -284,7 +284,7 @@ def fourfold(x: Tensor) -> Tensor:
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 def test_error_in_torchscript_is_raised_unchanged() -> None:
     scripted = torch.jit.script(fourfold)
-    with rekindle.budget(9 * WIDTH), pytest.raises(RuntimeError):
+    with rekindle.budget(9 * WIDTH, split="never"), pytest.raises(RuntimeError):
         scripted(torch.rand(WIDTH))
     with pytest.raises(RuntimeError, match="TorchScript") as error, rekindle.budget(ROOMY):
         scripted(torch.rand(()))

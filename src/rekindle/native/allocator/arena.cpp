@@ -16,10 +16,10 @@ void Arena::open(Bytes limit) {
     is_open_.store(true, std::memory_order_relaxed);
 }
 
-void Arena::close() {
+void Arena::close(bool lazily) {
     is_open_.store(false, std::memory_order_relaxed);
     bins_.keep_spares(false);
-    blocks_.end();
+    blocks_.end(lazily);
 }
 
 void Arena::limit(Bytes limit) {

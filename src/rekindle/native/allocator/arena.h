@@ -25,8 +25,9 @@ class Arena final {
 public:
     // Begin a budget of `limit` bytes on the CPU.
     void open(Bytes limit);
-    // End the budget. The system may take the memory that is free from now on.
-    void close();
+    // End the budget. The system may take the memory that is free from now on; unless `lazily`, it
+    // gets that memory at once.
+    void close(bool lazily);
     // Change the limit of the active budget, if a budget is active on the CPU.
     void limit(Bytes limit);
 

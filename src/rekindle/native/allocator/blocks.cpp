@@ -197,7 +197,7 @@ void Blocks::begin() {
     }
 }
 
-void Blocks::end() {
+void Blocks::end(bool lazily) {
     Evicted lazy;
     Evicted refused;
     {
@@ -207,6 +207,9 @@ void Blocks::end() {
             evict_oldest(lazy);
         }
         ended_ = true;
+    }
+    if (!lazily) {
+        return;  // the destructor of `lazy` unmaps the blocks
     }
     // Meanwhile no thread can get these blocks and write to them.
     for (auto each = lazy.blocks.begin(); each != lazy.blocks.end();) {

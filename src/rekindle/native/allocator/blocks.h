@@ -37,8 +37,9 @@ public:
     void begin();
     // End the budget. The system may take the pages of free blocks from now on. If it has not when
     // the next budget begins, as for a budget around each step, that budget reuses them without
-    // page faults. Blocks that are freed until then are unmapped.
-    void end();
+    // page faults. Blocks that are freed until then are unmapped. Unless `lazily`, unmap free
+    // blocks.
+    void end(bool lazily);
     // Set the limit in bytes for all blocks, free or in use, which they may exceed by 4 MiB.
     void limit(Bytes most);
 

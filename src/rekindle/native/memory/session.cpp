@@ -218,11 +218,13 @@ bool Session::may_slice() const noexcept {
 
 void Session::close() {
     // The books are closed also if a value cannot be restored: its operator fails, or Ctrl-C.
-    const auto closed = c10::make_scope_exit([&] { close_books(); });
+    bool restored = false;
+    const auto closed = c10::make_scope_exit([&] { close_books(restored); });
     held.bring_all_back();
+    restored = true;
 }
 
-void Session::close_books() noexcept {
+void Session::close_books(bool restored) noexcept {
     for (Storage* each = engine.first_storage(); each != nullptr; each = each->next) {
         if (Gathered* source = record_of(*each).special.gathered()) {
             source->unwatched = true;
@@ -235,7 +237,7 @@ void Session::close_books() noexcept {
     }
     registry.free_queue.late.store(true, std::memory_order_relaxed);
     if (std::exchange(uses_arena, false)) {
-        the_arena().close();
+        the_arena().close(restored);  // an error leaves no memory behind (R10)
     }
 }
 

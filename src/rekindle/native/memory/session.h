@@ -130,7 +130,7 @@ public:
     std::size_t bytes_of_bookkeeping() const noexcept;
 
 private:
-    void close_books() noexcept;
+    void close_books(bool restored) noexcept;
 };
 
 // Return the session of the active budget if this thread works within that budget, else null. A

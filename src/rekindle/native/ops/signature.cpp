@@ -275,9 +275,12 @@ Slicing Signature::find_slicing(std::span<const c10::IValue> unkeyed_args) const
         torch::jit::Stack given;
         arguments(given, kept, unkeyed_args);
         found.blockwise = is_blockwise(facts, op, given);
-        found.padding = padding_of(facts, given);
         found.threads = threads_in(key[1]);
-        for (std::size_t i = 0; !found.results.empty() && i < found.results[0].sizes.size(); ++i) {
+        if (found.results.empty()) {
+            return found;
+        }
+        found.joining = joining_of(facts, geometries, given, found.results[0]);
+        for (std::size_t i = 0; i < found.results[0].sizes.size(); ++i) {
             found.axes.push_back(axes_of_arguments(
                 facts, op, geometries, given, found.results[0], static_cast<int>(i)
             ));

@@ -24,7 +24,7 @@ enum class Rule : std::uint8_t {
     norm,
     embedding,
     gathered,  // `gather`
-    padded,    // `slice_backward`
+    joined,    // `cat`, and `slice_backward`, which joins its argument and zeros
 };
 
 struct Named final {
@@ -45,6 +45,7 @@ constexpr std::array NAMED{
     Named{"aten::argmin", Rule::reduction},
     Named{"aten::baddbmm", Rule::products},
     Named{"aten::bmm", Rule::products},
+    Named{"aten::cat", Rule::joined},
     Named{"aten::clone", Rule::pointwise},
     Named{"aten::embedding", Rule::embedding},
     Named{"aten::gather", Rule::gathered},
@@ -53,7 +54,7 @@ constexpr std::array NAMED{
     Named{"aten::native_layer_norm", Rule::norm},
     Named{"aten::nll_loss_backward", Rule::from_loss},
     Named{"aten::nll_loss_forward", Rule::losses},
-    Named{"aten::slice_backward", Rule::padded},
+    Named{"aten::slice_backward", Rule::joined},
     Named{"aten::sum", Rule::reduction},
 };
 static_assert(std::ranges::is_sorted(NAMED, {}, &Named::name));
@@ -472,20 +473,57 @@ Axes axes_of_embedding(
 
 }  // namespace
 
-Padding padding_of(const Facts& facts, std::span<const c10::IValue> given) {
-    const bool padded = named_rule(facts) == Rule::padded && given[5].toInt() == 1;
-    if (!padded) {
+namespace {
+
+// Return the place of the argument of `slice_backward` in the result.
+Joining joining_with_zeros(std::span<const c10::IValue> given, const Geometry& result) {
+    if (given[5].toInt() != 1) {
         return {};
     }
-    const std::vector<std::int64_t> sizes = given[1].toIntVector();
-    const int axis = wrapped(given[2].toInt(), sizes.size());
-    const std::int64_t n = sizes[static_cast<std::size_t>(axis)];
+    const int axis = wrapped(given[2].toInt(), result.sizes.size());
+    const std::int64_t n = result.sizes[static_cast<std::size_t>(axis)];
     // positions as in `tensor[begin:end]`
     const auto position = [&](std::int64_t value) {
         return std::clamp(value < 0 ? value + n : value, std::int64_t{0}, n);
     };
     const std::int64_t begin = position(given[3].toInt());
-    return {axis, begin, std::max(position(given[4].toInt()) - begin, std::int64_t{0})};
+    return {axis, {{begin, std::max(position(given[4].toInt()) - begin, std::int64_t{0})}}};
+}
+
+// Return the places of the arguments of `cat` in the result.
+Joining joining_of_list(
+    std::span<const Geometry> arguments, std::span<const c10::IValue> given, const Geometry& result
+) {
+    // `cat` leaves out arguments of shape (0,)
+    const auto fits = [&](const Geometry& each) {
+        return each.sizes.size() == result.sizes.size();
+    };
+    if (!std::ranges::all_of(arguments, fits)) {
+        return {};
+    }
+    Joining found{wrapped(given[1].toInt(), result.sizes.size()), {}};
+    std::int64_t begin = 0;
+    for (const Geometry& each : arguments) {
+        const std::int64_t length = each.sizes[static_cast<std::size_t>(found.axis)];
+        found.places.push_back({begin, length});
+        begin += length;
+    }
+    return found;
+}
+
+}  // namespace
+
+Joining joining_of(
+    const Facts& facts,
+    std::span<const Geometry> arguments,
+    std::span<const c10::IValue> given,
+    const Geometry& result
+) {
+    if (named_rule(facts) != Rule::joined || !is_contiguous(result)) {
+        return {};
+    }
+    return given[0].isTensor() ? joining_with_zeros(given, result)
+                               : joining_of_list(arguments, given, result);
 }
 
 std::optional<ArgumentAxes> axes_of_arguments(
@@ -521,9 +559,10 @@ std::optional<ArgumentAxes> axes_of_arguments(
             return axes_of_embedding(arguments, given, axis, n);
         case Rule::gathered:
             return axes_of_gathered(arguments, given, axis);
-        case Rule::padded:
-            return padding_of(facts, given).axis == UNSLICED ? std::nullopt
-                                                             : Axes(ArgumentAxes(1, axis));
+        case Rule::joined:
+            return joining_of(facts, arguments, given, result).axis == UNSLICED
+                       ? std::nullopt
+                       : Axes(ArgumentAxes(arguments.size(), axis));
     }
     return {};
 }

@@ -83,11 +83,17 @@ struct Grain final {
     bool repeats = false;  // each slice computes all rows again
 };
 
-// The result is zeros, with the argument in the positions from `begin` on along `axis`.
-struct Padding final {
+// The result consists of the tensor arguments, each at its own positions along `axis`, and of
+// zeros.
+struct Joining final {
+    // Positions of an argument.
+    struct Place final {
+        std::int64_t begin = 0;
+        std::int64_t length = 0;
+    };
+
     int axis = UNSLICED;  // the result is nothing like that
-    std::int64_t begin = 0;
-    std::int64_t length = 0;
+    std::vector<Place> places;
 };
 
 // How calls with one signature run in slices. axes: for each axis of the first result, which slices
@@ -100,7 +106,7 @@ struct Slicing final {
     // that do not fill a vector register.
     bool blockwise = false;
     int threads = 1;  // with so many threads the kernel runs
-    Padding padding;
+    Joining joining;
 };
 
 // Return true if there are rules for the operator. Every result of such an operator follows from
@@ -127,8 +133,14 @@ std::optional<ArgumentAxes> axes_of_arguments(
     const Geometry& result,
     int axis
 );
-// Return how the operator pads its argument with zeros. `given` are the arguments.
-Padding padding_of(const Facts& facts, std::span<const c10::IValue> given);
+// Return how the operator joins its tensor arguments, or pads one with zeros. `arguments` are their
+// geometries, `given` are all arguments, and `result` is the geometry of the result.
+Joining joining_of(
+    const Facts& facts,
+    std::span<const Geometry> arguments,
+    std::span<const c10::IValue> given,
+    const Geometry& result
+);
 // Return true if the operator reads only the shape of its tensor argument `index`.
 bool reads_only_shape(const Facts& facts, std::size_t index);
 // Return which slices along `axis` the operator's kernel computes as it computes the whole, if

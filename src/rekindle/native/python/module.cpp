@@ -369,7 +369,7 @@ void forked() {
     }
     rekindle::join(nullptr);
     rekindle::set_active({});
-    rekindle::the_arena().close();
+    rekindle::the_arena().close(true);
 }
 
 // Return the bytes that the CPU arena has mapped: those in use, and those kept free.

@@ -35,19 +35,24 @@ void Room::make_room(Bytes needed, const char* who) {
     });
 }
 
-// Evict values until `needed` bytes fit. If that fails, find storages that the program freed,
-// restore the original budget, and release sources (values without a recipe) that only recipes
-// need. Then try once more.
+// After `needed` bytes had no room, find storages that the program freed, restore the original
+// budget, and release sources (values without a recipe) that only recipes need. Return false if all
+// that changed nothing.
+bool Room::finds_more(Bytes needed) {
+    const Bytes before = engine_.memory;
+    frees_.look_at_all();
+    const bool less = backoff.as_given(engine_.budget);
+    const Bytes missing = needed + engine_.memory + engine_.in_flight - engine_.budget;
+    return release_recompute_sources(missing) || engine_.memory < before || less;
+}
+
+// Evict values until `needed` bytes fit. If that fails, find more room and try once more.
 void Room::evict_for(Bytes needed, const char* who) {
     frees_.poll();
     try {
         events_.perform([&] { engine_.make_room(needed); }, who);
-    } catch (const OutOfBudgetError&) {
-        const Bytes before = engine_.memory;
-        frees_.look_at_all();
-        const bool less = backoff.as_given(engine_.budget);
-        const Bytes missing = needed + engine_.memory + engine_.in_flight - engine_.budget;
-        if (!release_recompute_sources(missing) && engine_.memory >= before && !less) {
+    } catch (const OutOfBudgetError& shortage) {
+        if (!finds_more(shortage.needed)) {
             throw;
         }
         events_.perform([&] { engine_.make_room(needed); }, who);

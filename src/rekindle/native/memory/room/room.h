@@ -108,8 +108,8 @@ public:
     // -- values ---------------------------------------------------------------------------------
 
     // Run `events` like `Events::perform`, where `events` may recompute values. If the program
-    // freed an input of a recomputation meanwhile, run `events` again. If the budget was lowered
-    // after a device OOM and is too small, raise it again.
+    // freed an input of a recomputation meanwhile, run `events` again. If they do not fit, find
+    // more room and run them once more.
     template <class F>
     void bring(F&& events);
     // Put the value of `record` into memory for the program, recomputing the value if it was
@@ -130,6 +130,7 @@ private:
     void bring_within(F&& events);
     template <class F>
     void bring_once_more(F&& events);
+    bool finds_more(Bytes needed);
     void evict_for(Bytes needed, const char* who);
     void make_room_and_wait(Bytes needed, const char* who);
 
@@ -215,8 +216,8 @@ template <class F>
 void Room::bring(F&& events) {
     try {
         bring_within(events);
-    } catch (const OutOfBudgetError&) {
-        if (!backoff.as_given(engine_.budget)) {
+    } catch (const OutOfBudgetError& shortage) {
+        if (!finds_more(shortage.needed)) {
             throw;
         }
         const BudgetBackoff::ScopedNoBackoff insisting(backoff);

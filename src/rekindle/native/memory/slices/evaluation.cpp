@@ -125,8 +125,8 @@ std::vector<at::Tensor> Evaluation::run(const SlicedCall& call, const Box& box) 
     if (way == SliceWay::columns || way == SliceWay::through_rows) {
         return {way == SliceWay::columns ? columns(call, box[0]) : columns_of_rows(call, box[0])};
     }
-    if (call.slicing().padding.axis != UNSLICED) {
-        return {padded(call, box)};
+    if (call.slicing().joining.axis != UNSLICED) {
+        return {joined(call, box)};
     }
     std::vector<at::Tensor> arguments;
     for (std::size_t i = 0; i < call.arguments.size(); ++i) {
@@ -143,24 +143,24 @@ std::vector<at::Tensor> Evaluation::run(const SlicedCall& call, const Box& box) 
     return results;
 }
 
-// Return the positions `box` of the result of `call`, which pads its argument with zeros.
+// Return the positions `box` of the result of `call`, which joins its arguments.
 // NOLINTNEXTLINE(misc-no-recursion): as above
-at::Tensor Evaluation::padded(const SlicedCall& call, const Box& box) {
+at::Tensor Evaluation::joined(const SlicedCall& call, const Box& box) {
     const Geometry& result = call.result();
-    const Padding& padding = call.slicing().padding;
+    const Joining& joining = call.slicing().joining;
     at::Tensor made =
         at::zeros(narrowed(result, box).sizes, at::TensorOptions().dtype(result.dtype));
-    const Box inside = box_of_argument(call, 0, box);
-    std::int64_t begin = padding.begin;
-    for (std::size_t i = 0; i < box.size(); ++i) {
-        if (inside[i].length() == 0) {
-            return made;
+    const auto along = std::ranges::find(box, joining.axis, &Range::axis);
+    const std::int64_t first = along == box.end() ? 0 : along->begin;
+    for (std::size_t i = 0; i < call.arguments.size(); ++i) {
+        const Box inside = box_of_argument(call, i, box);
+        if (std::ranges::any_of(inside, [](const Range& each) { return each.length() == 0; })) {
+            continue;
         }
-        begin =
-            box[i].axis == padding.axis ? inside[i].begin + padding.begin - box[i].begin : begin;
+        const at::Tensor part = argument(call, i, inside);
+        const std::int64_t begin = std::max(joining.places[i].begin - first, std::int64_t{0});
+        made.narrow(joining.axis, begin, part.size(joining.axis)).copy_(part);
     }
-    const at::Tensor part = argument(call, 0, inside);
-    made.narrow(padding.axis, begin, part.size(padding.axis)).copy_(part);
     return made;
 }
 

@@ -41,7 +41,7 @@ public:
 
 private:
     std::vector<at::Tensor> run_kernel(const SlicedCall& call, std::vector<at::Tensor> arguments);
-    at::Tensor padded(const SlicedCall& call, const Box& box);
+    at::Tensor joined(const SlicedCall& call, const Box& box);
     at::Tensor slice(const SlicedCall& call, const Slice& wanted);
     at::Tensor columns(const SlicedCall& call, const Range& range);
     at::Tensor columns_of_rows(const SlicedCall& call, const Range& range);

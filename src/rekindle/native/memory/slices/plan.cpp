@@ -100,6 +100,35 @@ Bytes bytes_of_argument(const SlicedCall& call, std::size_t index, const Box& bo
     return bytes_of_view(*argument.call, view, box);
 }
 
+// Return the bytes of the copy that a kernel makes of the positions `box` of its argument: a sum
+// first converts the numbers to the type of its result.
+Bytes bytes_converted(const SlicedCall& call, std::size_t index, const Box& box) {
+    const Geometry& view = call.signature->geometries[index];
+    const caffe2::TypeMeta dtype = call.result().dtype;
+    if (view.dtype == dtype || !(is_called(call, "aten::sum") || is_called(call, "aten::mean"))) {
+        return 0;
+    }
+    return narrowed(view, box).numel() * static_cast<Bytes>(dtype.itemsize());
+}
+
+// Return the bytes for the arguments of `call`, which joins them one after the other, while it
+// computes a box of the size of `box`, wherever that is.
+// NOLINTNEXTLINE(misc-no-recursion): as above
+Bytes bytes_joined(const SlicedCall& call, const Box& box) {
+    const Joining& joining = call.slicing().joining;
+    Bytes most = 0;
+    for (std::size_t i = 0; i < call.arguments.size(); ++i) {
+        Box inside = box;
+        for (Range& each : inside) {
+            if (each.axis == joining.axis) {
+                each = {each.axis, 0, std::min(each.length(), joining.places[i].length)};
+            }
+        }
+        most = std::max(most, bytes_of_argument(call, i, inside));
+    }
+    return most;
+}
+
 }  // namespace
 
 Box box_of_argument(const SlicedCall& call, std::size_t index, const Box& box) {
@@ -112,9 +141,10 @@ Box box_of_argument(const SlicedCall& call, std::size_t index, const Box& box) {
         }
         made.push_back({own, range.begin, range.end});
         Range& there = made.back();
-        if (const Padding& padding = call.slicing().padding; padding.axis == own) {
-            there.begin = std::clamp(range.begin - padding.begin, std::int64_t{0}, padding.length);
-            there.end = std::clamp(range.end - padding.begin, std::int64_t{0}, padding.length);
+        if (const Joining& joining = call.slicing().joining; joining.axis == own) {
+            const auto [begin, length] = joining.places[index];
+            there.begin = std::clamp(range.begin - begin, std::int64_t{0}, length);
+            there.end = std::clamp(range.end - begin, std::int64_t{0}, length);
         }
     }
     return made;
@@ -269,8 +299,8 @@ std::optional<Grain> direct_grain(const SlicedCall& call, int axis, AxisMask fix
         }
         const std::optional<Grain> other =
             grain_of_view(*call.arguments[i].call, call.signature->geometries[i], own, beside);
-        const Padding& padding = call.slicing().padding;
-        if (!other || (padding.axis == axis && padding.begin % other->unit != 0)) {
+        const Joining& joining = call.slicing().joining;
+        if (!other || (joining.axis == axis && joining.places[i].begin % other->unit != 0)) {
             return {};
         }
         grain.unit = std::lcm(grain.unit, other->unit);
@@ -355,7 +385,8 @@ Bytes bytes_of_view(const SlicedCall& call, const Geometry& view, const Box& box
 
 std::int64_t tried_pieces(const SlicedCall& call, const Box& box) {
     constexpr std::int64_t most = 4;
-    if (box.empty() || call.slicing().trials.is_tried(box.back().axis, box.back().length())) {
+    if (box.empty() || call.slicing().joining.axis != UNSLICED ||
+        call.slicing().trials.is_tried(box.back().axis, box.back().length())) {
         return 0;
     }
     const Grain grain = kernel_grain(call, box.back().axis, outer_axes(box)).value_or(Grain());
@@ -395,9 +426,13 @@ Bytes bytes_of(const SlicedCall& call, const Box& box) {
     } else if (const std::int64_t pieces = tried_pieces(call, box); pieces > 1) {
         total += 2 * total / pieces;  // pieces end at multiples of the unit
     }
+    if (call.slicing().joining.axis != UNSLICED) {
+        return total + bytes_joined(call, box);
+    }
     for (std::size_t i = 0; i < call.arguments.size(); ++i) {
         if (!columns) {
-            total += bytes_of_argument(call, i, box_of_argument(call, i, box));
+            const Box inside = box_of_argument(call, i, box);
+            total += bytes_of_argument(call, i, inside) + bytes_converted(call, i, inside);
         } else if (call.arguments[i].call) {
             total += bytes_of_argument(call, i, box);
         }
