@@ -60,7 +60,7 @@ constexpr std::array NAMED{
 static_assert(std::ranges::is_sorted(NAMED, {}, &Named::name));
 
 // Pointwise operators whose results are exact or correctly rounded.
-constexpr std::array<std::string_view, 26> EXACT{
+constexpr std::array<std::string_view, 24> EXACT{
     "aten::_to_copy",
     "aten::abs",
     "aten::bitwise_and",
@@ -79,8 +79,6 @@ constexpr std::array<std::string_view, 26> EXACT{
     "aten::logical_or",
     "aten::lt",
     "aten::masked_fill",
-    "aten::maximum",
-    "aten::minimum",
     "aten::mul",
     "aten::ne",
     "aten::neg",
@@ -193,6 +191,11 @@ bool is_blockwise(
         // the kernel may fuse the product with `alpha` into the sum
         return given.size() > 2 && (!given[2].isInt() || given[2].toInt() != 1);
     }
+    // Other kernels of these divide or compare in another way at the end of a row.
+    if ((facts.name == "aten::div" && given.size() > 2) ||
+        (facts.name == "aten::clamp" && given.size() > 1 && given[1].isTensor())) {
+        return true;
+    }
     return !std::ranges::binary_search(EXACT, std::string_view(facts.name));
 }
 
@@ -268,9 +271,12 @@ Grain grain_of_columns(std::int64_t beside) {
 // to 14 rows and 41 columns. Of a product with fewer columns, slices of rows had equal bits: with
 // one or two threads those of whole blocks, with more threads if the columns were a multiple of 8.
 // With double precision, bits differed for all sizes.
-std::optional<Grain> grain_of_product(const Slicing& slicing, int axis) {
+std::optional<Grain> grain_of_product(const Slicing& slicing, int axis, std::uint32_t fixed) {
     const Geometry& result = slicing.results[0];
     const auto last = static_cast<int>(result.sizes.size()) - 1;
+    if (fixed >> static_cast<unsigned>(last - 1) != 0) {  // a single row or column
+        return {};
+    }
     const bool few_threads = slicing.threads <= 2;
     const std::int64_t rows = few_threads ? 16 : 16 * slicing.threads;
     const std::int64_t columns = few_threads ? 16 : 64 * slicing.threads;
@@ -362,7 +368,7 @@ std::optional<Grain> grain_of_kernel(
     switch (rule_of(facts, op)) {
         case Rule::product:
         case Rule::products:
-            return grain_of_product(slicing, axis);
+            return grain_of_product(slicing, axis, fixed);
         case Rule::pointwise:
             return slicing.blockwise
                        ? grain_of_blocks(
@@ -534,6 +540,12 @@ std::optional<ArgumentAxes> axes_of_arguments(
     const Geometry& result,
     int axis
 ) {
+    const auto is_complex = [](const Geometry& each) {
+        return c10::isComplexType(each.dtype.toScalarType());
+    };
+    if (is_complex(result) || std::ranges::any_of(arguments, is_complex)) {
+        return {};  // other kernels, with other results at the ends of rows
+    }
     const auto n = static_cast<int>(result.sizes.size());
     switch (const Rule rule = rule_of(facts, op)) {
         case Rule::none:

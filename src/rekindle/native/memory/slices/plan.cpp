@@ -101,14 +101,28 @@ Bytes bytes_of_argument(const SlicedCall& call, std::size_t index, const Box& bo
 }
 
 // Return the bytes of the copy that a kernel makes of the positions `box` of its argument: a sum
-// first converts the numbers to the type of its result.
-Bytes bytes_converted(const SlicedCall& call, std::size_t index, const Box& box) {
+// first converts the numbers to the type of its result, and softmax puts rows into order.
+Bytes bytes_copied(const SlicedCall& call, std::size_t index, const Box& box) {
     const Geometry& view = call.signature->geometries[index];
     const caffe2::TypeMeta dtype = call.result().dtype;
-    if (view.dtype == dtype || !(is_called(call, "aten::sum") || is_called(call, "aten::mean"))) {
+    const bool is_sum = is_called(call, "aten::sum") || is_called(call, "aten::mean");
+    const bool converts = is_sum && view.dtype != dtype;
+    const bool orders = call.signature->facts.name.find("softmax") != std::string::npos &&
+                        !std::ranges::is_sorted(view.strides, std::greater_equal());
+    return converts || orders ? narrowed(view, box).numel() * static_cast<Bytes>(dtype.itemsize())
+                              : 0;
+}
+
+// Return the bytes of the sums of all rows, which `log_softmax` of the rows in `box` makes known.
+Bytes bytes_of_sums(const SlicedCall& call, const Box& box) {
+    const Geometry& whole = call.result();
+    if (!is_called(call, "aten::_log_softmax") || box.empty()) {
         return 0;
     }
-    return narrowed(view, box).numel() * static_cast<Bytes>(dtype.itemsize());
+    constexpr Bytes each_kept = 8;   // largest element and logarithm
+    constexpr Bytes each_made = 28;  // and what is made to find them
+    const std::int64_t rows = whole.numel() / whole.sizes.back();
+    return rows * each_kept + narrowed(whole, box).numel() / whole.sizes.back() * each_made;
 }
 
 // Return the bytes for the arguments of `call`, which joins them one after the other, while it
@@ -222,6 +236,14 @@ namespace {
 
 std::int64_t failed_trials = 0;
 
+// Return true if argument `index` of `call` is all of the result of another call, in its own order.
+bool is_whole_result(const SlicedCall& call, std::size_t index) {
+    const SlicedCallPtr& made = call.arguments[index].call;
+    const Geometry& view = call.signature->geometries[index];
+    return made && view.offset == 0 && view.sizes == made->result().sizes &&
+           view.strides == made->result().strides;
+}
+
 // Return true if there is a way to compute columns of the result, of which `axis` is the last axis,
 // from the sums of the rows.
 // NOLINTNEXTLINE(misc-no-recursion): as above
@@ -242,7 +264,7 @@ bool has_columns(const SlicedCall& call, int axis) {
         return signature.geometries.size() == 4;  // no weights of the classes
     }
     return is_called(call, "aten::_log_softmax_backward_data") && !call.slicing().axes.back() &&
-           call.arguments[0].call && call.arguments[1].call &&
+           is_whole_result(call, 0) && is_whole_result(call, 1) &&
            is_called(*call.arguments[0].call, "aten::nll_loss_backward") &&
            axis_plan(*call.arguments[0].call, 1).way == SliceWay::columns &&
            axis_plan(*call.arguments[1].call, 1).way == SliceWay::columns;
@@ -426,13 +448,14 @@ Bytes bytes_of(const SlicedCall& call, const Box& box) {
     } else if (const std::int64_t pieces = tried_pieces(call, box); pieces > 1) {
         total += 2 * total / pieces;  // pieces end at multiples of the unit
     }
+    total += columns ? 0 : bytes_of_sums(call, box);
     if (call.slicing().joining.axis != UNSLICED) {
         return total + bytes_joined(call, box);
     }
     for (std::size_t i = 0; i < call.arguments.size(); ++i) {
         if (!columns) {
             const Box inside = box_of_argument(call, i, box);
-            total += bytes_of_argument(call, i, inside) + bytes_converted(call, i, inside);
+            total += bytes_of_argument(call, i, inside) + bytes_copied(call, i, inside);
         } else if (call.arguments[i].call) {
             total += bytes_of_argument(call, i, box);
         }
