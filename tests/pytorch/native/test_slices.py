@@ -418,6 +418,9 @@ READERS: dict[str, Callable[[Tensor], Tensor]] = {
     "joined sequences": lambda y: torch.cat([y.view(64, 8, -1)] * 2, 1).sum(2),
     "joined types": lambda y: torch.cat([y, torch.ones(2, 4096, dtype=torch.double)]).sum(1),
     "double": lambda y: y.double().sum(1),
+    "sum in double precision": lambda y: y.sum(1, dtype=torch.float64),
+    "number of positive columns": lambda y: (y > 0).sum(0),
+    "softmax of the transposed": lambda y: y.t().softmax(1) @ torch.ones(LARGE[0], 4),
 }
 
 
@@ -457,6 +460,85 @@ def test_sum_of_whole_numbers_in_slices_stays_within_budget(dtype: torch.dtype) 
             found = torch.round(x @ weight).to(dtype).sum(1)
         assert same(found, expected)
         assert tally.within <= budget
+
+
+def infinite_row() -> Tensor:
+    x = torch.randn(768, 24)
+    x[700] = torch.inf
+    return x
+
+
+#: The argument, and an operator whose bits in slices must be those of the whole, or that must not
+#: run in slices.
+EDGES: dict[str, tuple[Callable[[], Tensor], Callable[[Tensor], Tensor]]] = {
+    "view with finer rows": (
+        lambda: torch.randn(700, 64),
+        lambda x: (x @ torch.linspace(-1, 1, 64 * 1600).sin().view(64, 1600)).view(5600, 200) * 2,
+    ),
+    "step of rows": (
+        lambda: torch.randn(700, 32),
+        lambda x: (x @ torch.linspace(-1, 1, 32 * 1600).view(32, 1600))[::3].sum(1),
+    ),
+    "largest of signed zeros": (
+        lambda: torch.where(torch.rand(701, 201) < 0.5, -0.0, 0.0),
+        lambda x: torch.maximum(x, torch.zeros(1)),
+    ),
+    "complex": (lambda: torch.randn(701, 201, dtype=torch.complex64), lambda x: x * x),
+    "infinite row": (
+        infinite_row,
+        lambda x: (
+            torch.ones(16, 768)
+            @ (x @ torch.linspace(-1, 1, 24 * 3001).view(24, 3001)).log_softmax(1)
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EDGES)
+def test_edge_in_slices_is_equal_or_refused(name: str) -> None:
+    torch.manual_seed(0)
+    make, operator = EDGES[name]
+    x = make()
+    plain = operator(x)
+    with rekindle.budget(None, learn=False) as run:
+        operator(x)
+    for share in (0.2, 0.3, 0.5, 0.7):
+        with suppress(rekindle.OutOfBudget):
+            with rekindle.budget(int(share * run.peak), learn=False, split="equal"):
+                found = operator(x)
+            assert torch.equal(found.view(torch.uint8), plain.view(torch.uint8))
+
+
+def test_loss_of_transposed_scores_gives_equal_gradients() -> None:
+    """The first rows have no loss, so that they tell nothing about the others."""
+    torch.manual_seed(0)
+    targets = torch.randint(200, 768, (768,))
+    targets[:200] = -100
+    x, w = torch.randn(768, 24).requires_grad_(), torch.randn(24, 768).requires_grad_()
+
+    def step() -> list[Tensor]:
+        loss = functional.nll_loss((x @ w).log_softmax(1).t(), targets)
+        return [loss.detach(), *torch.autograd.grad(loss, (x, w))]
+
+    with rekindle.budget(None, learn=False) as run:
+        expected = step()
+    for share in (0.2, 0.3, 0.4):
+        with suppress(rekindle.OutOfBudget):
+            with rekindle.budget(int(share * run.peak), learn=False, split="equal"):
+                found = step()
+            assert same(found, expected)
+
+
+@pytest.mark.parametrize("classes", [200, 3001])
+def test_targets_of_8_bits_give_equal_loss_in_slices(classes: int) -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(768, 24), torch.randn(24, classes)
+    targets = torch.randint(0, 200, (768,), dtype=torch.uint8)
+    expected = functional.cross_entropy(x @ weight, targets)
+    budget = x.nbytes + weight.nbytes + 3 * len(x) * classes
+    with rekindle.budget(budget, learn=False, split="equal"):
+        found = functional.cross_entropy(x @ weight, targets)
+    assert torch.equal(found, expected)
 
 
 def test_report_names_operators_that_ran_in_slices() -> None:
