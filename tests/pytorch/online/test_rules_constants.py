@@ -327,7 +327,7 @@ class Kept(torch.autograd.Function):
         return gradient
 
 
-def test_sources_that_only_loss_needs_make_room_for_recomputation() -> None:
+def test_sources_that_only_loss_needs_leave_for_recomputation() -> None:
     """The loss is in memory, so nothing needs the sources from which it could be recomputed."""
 
     def gradients(share: float | None, peak: int = 0) -> tuple[list[Tensor | None], int]:
