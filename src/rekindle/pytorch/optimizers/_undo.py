@@ -235,12 +235,13 @@ class Undo:
         """Write `copy`, the contents from before the step, back into the storage `home`."""
 
         def write() -> None:
+            bytes_before = copy if isinstance(copy, Tensor) else whole(copy.read())
             if self.driver.moves_state:
                 self.driver.about_to_write_unseen(home)  # which makes it resident
-            bytes_before = copy if isinstance(copy, Tensor) else whole(copy.read())
+            bytes_now = whole(home)
             # Before a write, evicted values that need the old contents would be recomputed.
-            if not self._runtime.unseen(_EQUAL, whole(home), bytes_before):
-                self._runtime.unseen(_COPY, whole(home), bytes_before)
+            if not self._runtime.unseen(_EQUAL, bytes_now, bytes_before):
+                self._runtime.unseen(_COPY, bytes_now, bytes_before)
 
         try:
             write()
