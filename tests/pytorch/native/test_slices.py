@@ -483,6 +483,7 @@ EDGES: dict[str, tuple[Callable[[], Tensor], Callable[[Tensor], Tensor]]] = {
         lambda: torch.where(torch.rand(701, 201) < 0.5, -0.0, 0.0),
         lambda x: torch.maximum(x, torch.zeros(1)),
     ),
+    "log-softmax of one row": (lambda: torch.randn(1, 2048), lambda x: x.log_softmax(1)),
     "complex": (lambda: torch.randn(701, 201, dtype=torch.complex64), lambda x: x * x),
     "infinite row": (
         infinite_row,

@@ -251,6 +251,7 @@ bool has_columns(const SlicedCall& call, int axis) {
     const Signature& signature = *call.signature;
     const Geometry& whole = call.result();
     if (!is_last_axis(whole, axis) || whole.sizes.size() < 2 || !is_in_order(whole) ||
+        rows_of(call, axis).sizes[0] < 2 ||  // a single row is the whole result
         whole.dtype != caffe2::TypeMeta::Make<float>()) {
         return false;
     }
@@ -342,7 +343,6 @@ AxisPlan new_axis_plan(const SlicedCall& call, int axis, AxisMask fixed) {
             return {columns ? SliceWay::columns : SliceWay::by_kernel, *grain};
         }
     }
-    // A single row is the whole result.
     if (fixed != 0 || !is_in_order(call.result()) || rows_of(call, axis).sizes[0] < 2) {
         return {};
     }
