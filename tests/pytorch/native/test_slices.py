@@ -420,6 +420,8 @@ READERS: dict[str, Callable[[Tensor], Tensor]] = {
     "double": lambda y: y.double().sum(1),
     "sum in double precision": lambda y: y.sum(1, dtype=torch.float64),
     "number of positive columns": lambda y: (y > 0).sum(0),
+    "mean in half precision": lambda y: y.bfloat16().mean(1),
+    "quotient of whole numbers": lambda y: (y.to(torch.uint8) / 3).sum(1),
     "softmax of the transposed": lambda y: y.t().softmax(1) @ torch.ones(LARGE[0], 4),
 }
 
@@ -482,6 +484,10 @@ EDGES: dict[str, tuple[Callable[[], Tensor], Callable[[Tensor], Tensor]]] = {
     "largest of signed zeros": (
         lambda: torch.where(torch.rand(701, 201) < 0.5, -0.0, 0.0),
         lambda x: torch.maximum(x, torch.zeros(1)),
+    ),
+    "clamp of signed zeros": (
+        lambda: torch.where(torch.rand(701, 201) < 0.5, -0.0, 0.0),
+        lambda x: x.clamp_min(torch.zeros(1)).clamp(max=torch.zeros(201)),
     ),
     "log-softmax of one row": (lambda: torch.randn(1, 2048), lambda x: x.log_softmax(1)),
     "complex": (lambda: torch.randn(701, 201, dtype=torch.complex64), lambda x: x * x),

@@ -77,6 +77,7 @@ SlicedCallPtr replaced(
         if (now.call != each.call) {
             if (!made) {
                 made = c10::make_intrusive<SlicedCall>(*call);
+                made->axes = {};  // found out for the leaf
             }
             made->arguments[i] = now;
         }

@@ -192,8 +192,9 @@ bool is_blockwise(
         return given.size() > 2 && (!given[2].isInt() || given[2].toInt() != 1);
     }
     // Other kernels of these divide or compare in another way at the end of a row.
+    const auto is_tensor = [&](std::size_t i) { return i < given.size() && given[i].isTensor(); };
     if ((facts.name == "aten::div" && given.size() > 2) ||
-        (facts.name == "aten::clamp" && given.size() > 1 && given[1].isTensor())) {
+        (facts.name.starts_with("aten::clamp") && (is_tensor(1) || is_tensor(2)))) {
         return true;
     }
     return !std::ranges::binary_search(EXACT, std::string_view(facts.name));

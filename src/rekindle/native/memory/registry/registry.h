@@ -52,6 +52,7 @@ public:
         const void* address = address_of(storage_impl);
         return address == nullptr ? nullptr : table.find(address);
     }
+
     AddressEntry* find(const c10::TensorImpl& tensor) noexcept {
         return find(*tensor.unsafe_storage().unsafeGetStorageImpl());
     }

@@ -151,7 +151,7 @@ at::Tensor Evaluation::joined(const SlicedCall& call, const Box& box) {
     const Joining& joining = call.slicing().joining;
     at::Tensor made =
         at::zeros(narrowed(result, box).sizes, at::TensorOptions().dtype(result.dtype));
-    const auto along = std::ranges::find(box, joining.axis, &Range::axis);
+    const auto* const along = std::ranges::find(box, joining.axis, &Range::axis);
     const std::int64_t first = along == box.end() ? 0 : along->begin;
     for (std::size_t i = 0; i < call.arguments.size(); ++i) {
         const Box inside = box_of_argument(call, i, box);

@@ -1,8 +1,10 @@
 #include "plan.h"
 
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <numeric>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -100,17 +102,47 @@ Bytes bytes_of_argument(const SlicedCall& call, std::size_t index, const Box& bo
     return bytes_of_view(*argument.call, view, box);
 }
 
+// Return the dtype to which kernels of pointwise operators convert the arguments of `call`.
+c10::ScalarType common_dtype(const SlicedCall& call) {
+    const c10::ScalarType result = call.result().dtype.toScalarType();
+    c10::ScalarType common = c10::ScalarType::Bool;
+    for (const Geometry& each : call.signature->geometries) {
+        common = c10::promoteTypes(common, each.dtype.toScalarType());
+    }
+    // Whole numbers may be divided, or compared with a Python number that has a fraction.
+    const bool compares = result == c10::ScalarType::Bool && c10::isIntegralType(common, false);
+    const bool divides = c10::isFloatingType(result) && !c10::isFloatingType(common);
+    return compares || divides ? c10::promoteTypes(common, c10::ScalarType::Float) : common;
+}
+
+// Return true if the kernel of `call` converts its arguments to a common type.
+bool has_common_dtype(const SlicedCall& call) {
+    constexpr std::array<std::string_view, 4> own{
+        "aten::_to_copy", "aten::clone", "aten::masked_fill", "aten::where"
+    };
+    return call.signature->op.hasTag(at::Tag::pointwise) &&
+           std::ranges::find(own, std::string_view(call.signature->facts.name)) == own.end();
+}
+
 // Return the bytes of the copy that a kernel makes of the positions `box` of its argument: a sum
-// first converts the numbers to the type of its result, and softmax puts rows into order.
+// first converts the numbers to the type of its result, or to float32, and a pointwise operator to
+// a common type. Softmax puts rows into order.
 Bytes bytes_copied(const SlicedCall& call, std::size_t index, const Box& box) {
     const Geometry& view = call.signature->geometries[index];
-    const caffe2::TypeMeta dtype = call.result().dtype;
-    const bool is_sum = is_called(call, "aten::sum") || is_called(call, "aten::mean");
-    const bool converts = is_sum && view.dtype != dtype;
+    const c10::ScalarType dtype = view.dtype.toScalarType();
+    c10::ScalarType wanted = dtype;
+    if (is_called(call, "aten::sum") || is_called(call, "aten::mean")) {
+        wanted = call.result().dtype.toScalarType();
+        wanted =
+            c10::isReducedFloatingType(dtype) ? c10::promoteTypes(wanted, c10::kFloat) : wanted;
+    } else if (has_common_dtype(call)) {
+        wanted = common_dtype(call);
+    }
     const bool orders = call.signature->facts.name.find("softmax") != std::string::npos &&
                         !std::ranges::is_sorted(view.strides, std::greater_equal());
-    return converts || orders ? narrowed(view, box).numel() * static_cast<Bytes>(dtype.itemsize())
-                              : 0;
+    return wanted != dtype || orders
+               ? narrowed(view, box).numel() * static_cast<Bytes>(c10::elementSize(wanted))
+               : 0;
 }
 
 // Return the bytes of the sums of all rows, which `log_softmax` of the rows in `box` makes known.
