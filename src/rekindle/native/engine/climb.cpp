@@ -368,8 +368,15 @@ void Engine::climb(Call& call, Value* wanted, bool held, Locks locks) {
         }
         progress.pop();
         for (std::uint32_t i = 0; i < frame.call->n_inputs; ++i) {
-            prune(*frame.call->edges[i].value->storage);
-            free_all();
+            Storage& input = *frame.call->edges[i].value->storage;
+            if (locks == Locks::early) {
+                done_with(input);
+            } else {
+                // Dead values stay: to recompute one of them again, while other inputs are locked,
+                // could need more memory than there is.
+                prune(input);
+                free_all();
+            }
         }
     }
 }

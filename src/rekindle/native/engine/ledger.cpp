@@ -313,7 +313,18 @@ void Ledger::vanish(Storage& storage) {
 void Ledger::evict_or_remove(Storage& storage) {
     const bool kept = storage.locks != 0 || storage.pinned || storage.checkpoint;
     if (storage.consumed() && storage.resident && !kept && storage.restorable()) {
-        evict(storage);
+        if (!graph.feeds_evicted(storage)) {
+            evict(storage);
+        }
+    } else {
+        prune(storage);
+        free_all();
+    }
+}
+
+void Ledger::done_with(Storage& storage) {
+    if (storage.dead() && storage.consumed() && is_candidate(storage)) {
+        evict_or_remove(storage);
     } else {
         prune(storage);
         free_all();
