@@ -151,6 +151,10 @@ HostStore::End HostStore::wait(StorageId number) {
 }
 
 void HostStore::release(StorageId number) {
+    // The process may end with values that an autograd graph of this thread still has.
+    if (Py_IsInitialized() == 0) {
+        return;
+    }
     const Gil gil;
     call(python_, ignore, "release", "L", static_cast<long long>(number));
 }

@@ -1,0 +1,60 @@
+"""Tests of moved state in programs with threads, errors and freed values."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import rekindle
+from rekindle.pytorch.swap._host_store import Copies
+from tests.pytorch.bits import differing, everything
+from tests.pytorch.cores import fixed_prices
+from tests.pytorch.held.test_moved_state import LARGEST, WIDTH, moving
+
+
+def in_thread(act: Callable[[], object]) -> None:
+    """Run `act` in another thread, and raise its error here."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            act()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+
+
+def test_process_ends_normally_after_error_in_backward() -> None:
+    """Autograd still refers to saved values then, which the process frees after Python's end."""
+    program = """
+import torch, rekindle
+from torch import nn
+
+def fail(weight):
+    raise ValueError("in a hook")
+
+model = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(6)])
+model[3][0].weight.register_post_accumulate_grad_hook(fail)
+swap = rekindle.policies.Swap(only=True)
+with rekindle.budget(6 * 4 * 64 * 64, evict="anything", swap=swap):
+    model(torch.randn(64, 64)).sum().backward()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    assert "ValueError: in a hook" in done.stderr
