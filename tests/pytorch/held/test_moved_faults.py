@@ -58,3 +58,23 @@ with rekindle.budget(6 * 4 * 64 * 64, evict="anything", swap=swap):
     )
     assert done.returncode == 1, done.stderr
     assert "ValueError: in a hook" in done.stderr
+
+
+@pytest.mark.parametrize("budget", [13_000, 14_500, 16_000])
+def test_copy_for_undo_out_of_budget_leaves_weights(budget: int, tmp_path: Path) -> None:
+    """What is recomputed from a weight, before the weight is copied, takes the weight's room."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 32))
+    optimizer = torch.optim.LBFGS(model.parameters(), 0.1, max_iter=3, history_size=3)
+    batch, target = torch.randn(1, 8, 32), torch.randn(1, 8, 32)
+    before = everything(model.state_dict())
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(batch), target)
+        loss.backward()
+        return loss
+
+    with fixed_prices(), pytest.raises(rekindle.OutOfBudget), moving(tmp_path, budget):
+        optimizer.step(closure)
+    assert differing(everything(model.state_dict()), before) == []
