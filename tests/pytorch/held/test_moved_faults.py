@@ -78,3 +78,24 @@ def test_copy_for_undo_out_of_budget_leaves_weights(budget: int, tmp_path: Path)
     with fixed_prices(), pytest.raises(rekindle.OutOfBudget), moving(tmp_path, budget):
         optimizer.step(closure)
     assert differing(everything(model.state_dict()), before) == []
+
+
+def test_value_freed_during_copy_of_another_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The garbage collector or another thread may free it. The store is not full for that."""
+    with moving(tmp_path, 8 * LARGEST) as run, rekindle.never_recompute():
+        run._driver.core.disable_for_tests(run._driver.handle, "ahead")
+        values = [torch.randn(WIDTH, WIDTH) for _ in range(7)]
+        write = Copies.write
+
+        def freeing(copies: Copies, *args: Any) -> bool:
+            del values[1:]
+            return write(copies, *args)
+
+        monkeypatch.setattr(Copies, "write", freeing)
+        values.append(torch.zeros(4 * WIDTH, WIDTH))  # needs the room of three values
+        more = [torch.full((WIDTH, WIDTH), float(i)) for i in range(20)]
+        assert run.peak <= run.budget
+        run._driver.engine.check()
+    assert all(bool((each == i).all()) for i, each in enumerate(more))
