@@ -99,3 +99,24 @@ def test_value_freed_during_copy_of_another_is_no_failure(
         assert run.peak <= run.budget
         run._driver.engine.check()
     assert all(bool((each == i).all()) for i, each in enumerate(more))
+
+
+def test_step_of_one_thread_exceeds_budget_alone(tmp_path: Path) -> None:
+    def too_much() -> Tensor:
+        return torch.zeros(8 * WIDTH, WIDTH)
+
+    with moving(tmp_path, 4 * LARGEST) as run:
+        driver = run._driver
+
+        def stepped() -> None:
+            with pytest.raises(rekindle.OutOfBudget):
+                too_much()
+            driver.stepping(True, undone=False)
+            driver.stepping(False)
+
+        driver.stepping(True, undone=False)
+        in_thread(stepped)
+        too_much()
+        driver.stepping(False)
+        with pytest.raises(rekindle.OutOfBudget):
+            too_much()
