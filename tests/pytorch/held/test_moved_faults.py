@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ import rekindle
 from rekindle.pytorch.swap._host_store import Copies
 from tests.pytorch.bits import differing, everything
 from tests.pytorch.cores import fixed_prices
-from tests.pytorch.held.test_moved_state import LARGEST, WIDTH, moving
+from tests.pytorch.held.test_moved_state import LARGEST, WIDTH, Task, moving
 
 
 def in_thread(act: Callable[[], object]) -> None:
@@ -120,3 +121,35 @@ def test_step_of_one_thread_exceeds_budget_alone(tmp_path: Path) -> None:
         driver.stepping(False)
         with pytest.raises(rekindle.OutOfBudget):
             too_much()
+
+
+@pytest.mark.parametrize("name", ["write", "read", "wait", "release"])
+def test_interrupt_during_copy_loses_no_weight(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, original = Task(), getattr(Copies, name)
+    wanted = everything(task.model.state_dict())
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def passes() -> None:
+        for _ in range(3):
+            task.model.zero_grad()
+            task.model(task.batch).sum().backward()
+
+    def interrupted(copies: Copies, *args: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return original(copies, *args)
+
+    try:
+        with moving(tmp_path, 4 * LARGEST) as run:
+            task.model(task.batch)
+            monkeypatch.setattr(Copies, name, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                passes()
+            monkeypatch.undo()
+            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            run._driver.engine.check()
+            got = everything(task.model.state_dict())
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert differing(got, wanted) == []
