@@ -25,19 +25,24 @@ class DeferredInterrupts:
     def begin(self) -> None:
         """From now on note interrupts. Outside the main thread, where none arrive, do nothing."""
         handler = signal.getsignal(signal.SIGINT)
-        if callable(handler) and threading.current_thread() is threading.main_thread():
+        if callable(handler) and threading.get_ident() == threading.main_thread().ident:
             signal.signal(signal.SIGINT, self._note)
             self._handler = handler
 
     def end(self) -> None:
         """Stop noting interrupts. If one came, call the program's handler, which may raise."""
+        handler = self._handler
+        if self.stop():
+            handler(signal.SIGINT, None)
+
+    def stop(self) -> bool:
+        """Stop noting interrupts. Return True if one came."""
         handler, self._handler = self._handler, None
         if handler is None:
-            return
+            return False
         signal.signal(signal.SIGINT, handler)
-        if self.came:
-            self.came = False
-            handler(signal.SIGINT, None)
+        came, self.came = self.came, False
+        return came
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.came = True

@@ -51,12 +51,51 @@ private:
     const at::impl::TorchFunctionDisabledState before_;
 };
 
+// Scope in which Ctrl-C does not interrupt the Python object of a host store. An interrupt would
+// end an event of the engine half way, so that values are lost. Python raises it after the scope.
+class WithoutInterrupts final {
+public:
+    explicit WithoutInterrupts(PyObject* store) : store_(store) {
+        constexpr int most = 8;  // an interrupt may end the call itself, but not that often
+        for (int times = 0; times < most && !call("defer_interrupts"); ++times) {
+            came_ = true;
+        }
+    }
+
+    WithoutInterrupts(const WithoutInterrupts&) = delete;
+    WithoutInterrupts& operator=(const WithoutInterrupts&) = delete;
+
+    ~WithoutInterrupts() {
+        came_ = !call("admit_interrupts") || came_;
+        if (came_) {
+            PyErr_SetInterrupt();
+        }
+    }
+
+private:
+    // Call a method of the store. Return false if it raises an error.
+    bool call(const char* name) noexcept {
+        PyObject* const result = PyObject_CallMethod(store_, name, nullptr);
+        if (result == nullptr) {
+            PyErr_Clear();
+            return false;
+        }
+        came_ = came_ || result == Py_True;
+        Py_DECREF(result);
+        return true;
+    }
+
+    PyObject* store_;
+    bool came_ = false;
+};
+
 // Call a method of a Python object as `call_method` does, hidden from the program's dispatch modes
 // and function modes.
 template <class F, class... Values>
 void call(PyObject* object, F&& take, const char* name, const char* format, Values... values) {
     const ReplayDispatchGuard guard(false);
     const WithoutFunctionModes unwatched;
+    const WithoutInterrupts uninterrupted(object);
     call_method(object, std::forward<F>(take), name, format, values...);
 }
 
@@ -151,6 +190,10 @@ HostStore::End HostStore::wait(StorageId number) {
 }
 
 void HostStore::release(StorageId number) {
+    // The process may end with values that an autograd graph of this thread still has.
+    if (Py_IsInitialized() == 0) {
+        return;
+    }
     const Gil gil;
     call(python_, ignore, "release", "L", static_cast<long long>(number));
 }

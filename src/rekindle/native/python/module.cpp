@@ -294,6 +294,13 @@ void make_room(Session& session, std::int64_t nbytes, const char* who) {
     session.room.refuse_for_tests(who);
 }
 
+// Record that this thread's step of an optimizer begins or ends.
+void stepping(Session& session, bool on, bool must_finish) {
+    const Locked lock;
+    session.room.stepping.set(on);
+    session.events.must_finish.set(must_finish);
+}
+
 // Enter (`change` = 1) or leave (-1) a block `with rekindle.never_recompute()`.
 void never_recompute(Session& session, std::int64_t change) {
     const Locked lock;
@@ -410,8 +417,7 @@ PyMethodDef* module_methods() {
             &Session::observers,
             &Observers::due,
             &rekindle::Notifications::tell_ranges>>("tell_ranges"),
-        method<rekindle::set_flag<&Session::room, &Room::stepping>>("stepping"),
-        method<rekindle::set_flag<&Session::events, &Events::must_finish>>("must_finish"),
+        method<stepping>("stepping"),
         method<rekindle::set_flag<
             &Session::observers,
             &Observers::due,

@@ -118,7 +118,7 @@ void Learner::forget_step() {
 // -- during a step --------------------------------------------------------------------------------
 
 bool Learner::asks(std::int64_t op_id) {
-    const bool may_begin = begun_ && !too_long_ && !plan_ && !session_.room.stepping &&
+    const bool may_begin = begun_ && !too_long_ && !plan_ && !session_.room.stepping.is_set() &&
                            (op_id & GRAPH) != 0 && (op_id & BACKWARD) == 0;
     if (!may_begin || beginning_with(op_id) != nullptr) {
         return false;
@@ -132,7 +132,7 @@ bool Learner::asks(std::int64_t op_id) {
 void Learner::observe(std::int64_t op_id, const ParsedCall& parsed) {
     makes_.reset();
     // Ignore operators of an optimizer step, and operators outside of `begin` and `end`.
-    if (session_.room.stepping || !begun_ || too_long_) {
+    if (session_.room.stepping.is_set() || !begun_ || too_long_) {
         return;
     }
     if (op_ids_.empty()) {

@@ -237,7 +237,6 @@ class Driver:
         self.steps = Steps(self.engine)
         self.undo: StepUndo | None = None  #: restores the weights if the running step fails
         self.interrupted = InterruptedPasses()
-        self._stepping = False
         self._warned = False  # `warn_of_losses` has warned already
         self._warm = WarmOptimizers()  # optimizers whose state existed before this run
         self.peak = PeakSnapshot(self)
@@ -341,19 +340,18 @@ class Driver:
             new += self.core.new_parameters(self.handle)
         self.register_tensors(list(self.owners.states_of(new, self._warm)))
 
-    @property
-    def stepping(self) -> bool:
-        """True while an optimizer's step runs. Room for its memory was made when it began."""
-        return self._stepping
+    def stepping(self, on: bool, *, undone: bool = True) -> None:
+        """Record that this thread's step of an optimizer begins or ends.
 
-    @stepping.setter
-    def stepping(self, on: bool) -> None:
-        self._stepping = on
-        undone = self.undo is not None and self.undo.running
-        # Room is made for one parameter at a time. If that fails half way, exceed the budget.
-        self.core.must_finish(self.handle, on and self.moves_state and not undone)
+        Room for its memory was made when it began.
+
+        Args:
+            on: True if the step begins.
+            undone: The step is undone if it fails.
+        """
         self.core.models_due(self.handle, False)  # each model has been called for this step
-        self.core.stepping(self.handle, on)
+        # Room is made for one parameter at a time. If that fails half way, exceed the budget.
+        self.core.stepping(self.handle, on, self.moves_state and not undone)
         if self.moves_state and not on:
             self.core.step_ended(self.handle)
 

@@ -383,12 +383,14 @@ class Core(Protocol):
         """
         ...
 
-    def stepping(self, driver: Handle, on: bool, /) -> None:
-        """Record that an optimizer's step begins or ends."""
-        ...
+    def stepping(self, driver: Handle, on: bool, must_finish: bool, /) -> None:
+        """Record that this thread's step of an optimizer begins or ends.
 
-    def must_finish(self, driver: Handle, on: bool, /) -> None:
-        """Record that operators exceed the budget rather than fail, or no longer do."""
+        Args:
+            driver: The driver.
+            on: True if the step begins.
+            must_finish: Operators of the step exceed the budget rather than fail.
+        """
         ...
 
     def models_due(self, driver: Handle, on: bool, /) -> None:

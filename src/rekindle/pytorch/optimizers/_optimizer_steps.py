@@ -169,7 +169,7 @@ class OptimizerSteps:
         if begun.undo is not None:
             begun.undo.end()
         self._driver.record_without_grad(True)
-        self._driver.stepping = False
+        self._driver.stepping(False)
 
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Prepare the step, and return the changed arguments of `step`, or None."""
@@ -264,7 +264,7 @@ class OptimizerSteps:
             self._begun = _Begun(kind, undo, before._replace(peak=now.peak))
             # Results of the step are weights and state. They are sources, so they need no recipes.
             self._driver.record_without_grad(False)
-            driver.stepping = True
+            driver.stepping(True, undone=undo is not None)
             engine.peak = now.memory
 
     def _predict(self, optimizer: Optimizer, kind: StepKind) -> Bytes:

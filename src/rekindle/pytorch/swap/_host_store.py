@@ -10,6 +10,7 @@ from typing import final
 
 import torch
 
+from rekindle._interrupts import DeferredInterrupts
 from rekindle._types import Bytes, StorageId
 from rekindle.pytorch.devices import accelerator
 from rekindle.pytorch.swap._pinned_store import PinnedStore
@@ -35,9 +36,18 @@ class Copies:
         """
         self.store = store
         self.transfers = Transfers(store, believed)
+        self._interrupts = DeferredInterrupts()
         self._keys: dict[StorageId, object] = {}
         # storage -> its running transfer, the transfer's bytes, and True for a swap-out
         self._running: dict[StorageId, tuple[Transfer, Bytes, bool]] = {}
+
+    def defer_interrupts(self) -> None:
+        """From now on note Ctrl-C. The core calls this before any other method."""
+        self._interrupts.begin()
+
+    def admit_interrupts(self) -> bool:
+        """Stop noting Ctrl-C. Return True if it came."""
+        return self._interrupts.stop()
 
     def add_stream(self, stream_id: int, device: int, kind: int) -> None:
         """Record that the program uses a CUDA stream, which its three numbers identify."""

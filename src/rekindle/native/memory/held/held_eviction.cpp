@@ -247,7 +247,7 @@ void HeldEviction::made(StorageRecord& record) {
     if (record.role == Role::unknown && !record.replayable) {
         if (in_backward_pass()) {
             record.role = Role::gradient;
-        } else if (room_.stepping) {
+        } else if (room_.stepping.is_set()) {
             record.role = Role::state;
         }
     }

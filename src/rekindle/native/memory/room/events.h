@@ -15,6 +15,7 @@
 #include "only_counting.h"
 #include "swapper.h"
 #include "test_hooks.h"
+#include "thread_flag.h"
 
 namespace rekindle {
 
@@ -35,8 +36,9 @@ public:
     // swaps values to host memory or to a file; null: swapping is off
     std::unique_ptr<Swapper> swapper;
     OnlyCounting only_counting;
-    // An optimizer step has begun that nothing can undo: exceed the budget rather than let it fail.
-    bool must_finish = false;
+    // The thread runs an optimizer step that nothing can undo: exceed the budget rather than let it
+    // fail.
+    ThreadFlag must_finish;
     TestHooks tests;
 
     // Run `events`, which call the engine. Then take references to the values whose recipe was

@@ -196,12 +196,13 @@ bool Room::anticipates() const noexcept {
 void Room::swap_ahead() {
     const bool ordered = engine_.host->order.known() && device_.queues();
     const bool may =
-        events_.swapper->ahead && engine_.budget != UNLIMITED && (!stepping || ordered);
+        events_.swapper->ahead && engine_.budget != UNLIMITED && (!stepping.is_set() || ordered);
     if (!may || device_.is_capturing()) {
         return;
     }
     const bool full = engine_.memory > engine_.budget / 2;
-    if (full && !stepping && !engine_.is_planned() && engine_.host->link.idle_out(engine_.clock)) {
+    if (full && !stepping.is_set() && !engine_.is_planned() &&
+        engine_.host->link.idle_out(engine_.clock)) {
         // find values that the program no longer holds, because only those may be copied ahead of
         // time
         frees_.poll();
@@ -210,7 +211,7 @@ void Room::swap_ahead() {
         if (ordered) {
             engine_.anticipate();
         }
-        if (stepping) {
+        if (stepping.is_set()) {
             return;
         }
         if (!in_backward_pass()) {

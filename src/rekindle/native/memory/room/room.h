@@ -15,6 +15,7 @@
 #include "events.h"
 #include "frees.h"
 #include "reserved.h"
+#include "thread_flag.h"
 
 namespace rekindle {
 
@@ -44,19 +45,19 @@ public:
 
     BudgetBackoff backoff;
     Reserved reserved;
-    bool stepping = false;  // an optimizer step is running
+    ThreadFlag stepping;  // the thread runs an optimizer step
 
     // Return true if each operator makes room for its own workspace. During an optimizer step that
     // cannot be undone, operators do not: room for the whole step is made when the step begins,
     // unless weights and state may move to the host.
     bool reserves_for_operators() const noexcept {
-        return !stepping || observers_.due.tell_ranges || events_.must_finish;
+        return !stepping.is_set() || observers_.due.tell_ranges || events_.must_finish.is_set();
     }
 
     // For tests: raise `OutOfBudget` if this is the operator that a test has chosen to fail. `who`:
     // name of the operator.
     void refuse_for_tests(const char* who) {
-        if (reserves_for_operators() && !events_.must_finish && events_.tests.refuses()) {
+        if (reserves_for_operators() && !events_.must_finish.is_set() && events_.tests.refuses()) {
             throw OutOfBudgetError{1, engine_.memory, engine_.budget, who};
         }
     }

@@ -137,7 +137,13 @@ std::string Swapper::wait(const StorageRecord& record) {
 
 bool Swapper::begin(StorageRecord& record) {
     const StoragePtr storage_impl = record.at();
-    if (!storage_impl || std::cmp_not_equal(storage_impl->nbytes(), record.size)) {
+    if (!storage_impl) {
+        // Another thread or the garbage collector has freed the value, which the engine learns
+        // later. That is no failure, after which the engine would copy less.
+        copied_[&record] = HostCopy{-1, false, {}};
+        return true;
+    }
+    if (std::cmp_not_equal(storage_impl->nbytes(), record.size)) {
         return false;
     }
     report_streams();
@@ -279,8 +285,14 @@ StoragePtr Swapper::fetch(StorageRecord& record, bool early) {
         handle_failed_write(record, storage_impl);
         return {};
     }
-    if (const auto found = copied_.find(&record); found != copied_.end() && found->second.instead) {
-        return std::exchange(found->second.instead, {});
+    if (const auto found = copied_.find(&record);
+        found != copied_.end() && !found->second.written) {
+        // The value was evicted without a copy. Its memory is null if the program had freed it.
+        StoragePtr memory = std::exchange(found->second.instead, {});
+        if (!memory && record.replayable) {
+            copied_.erase(found);
+        }
+        return memory;
     }
     wait_for(record.nbytes);
     std::string why = read_now(record);

@@ -40,7 +40,7 @@ void or_without_copies(Frees& frees, Locked& lock, Step&& step) {
         moved = move_copies_out(frees.registry.observers);
     }
     frees.registry.drain();
-    if (!moved && !frees.events.must_finish) {
+    if (!moved && !frees.events.must_finish.is_set()) {
         throw OutOfBudgetError(*std::move(shortage));
     }
     frees.process_pending();

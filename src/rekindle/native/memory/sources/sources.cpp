@@ -309,12 +309,16 @@ void Sources::version_raised(c10::StorageImpl& storage_impl) {
 // never read the new contents by mistake. Return the record of the new contents.
 StorageRecord& Sources::new_contents_of(StorageRecord& record) {
     const Ref<Storage> kept(&record);
+    if (record.consumed() && !record.replayable) {
+        forget(record);
+        // The values that needed the old contents may have taken the room of `record`.
+        if (record.placeholder) {
+            room_.use(record);
+        }
+    }
     events_.about_to_write(record);
     if (record.replayable) {
         return storages_.record_external_write(record);
-    }
-    if (record.consumed()) {
-        forget(record);
     }
     record.clear_flags();
     return record;
