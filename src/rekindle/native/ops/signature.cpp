@@ -285,6 +285,8 @@ Slicing Signature::find_slicing(std::span<const c10::IValue> unkeyed_args) const
                 facts, op, geometries, given, found.results[0], static_cast<int>(i)
             ));
         }
+        const bool same_settings = global_flags() == with_present_dtype(key[1]);
+        find_stencil(facts, geometries, given, same_settings, found);
     } catch (const std::exception& error) {
         if (ends_the_program(error)) {
             throw;

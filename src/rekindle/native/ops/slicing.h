@@ -96,6 +96,46 @@ struct Joining final {
     std::vector<Place> places;
 };
 
+// Along `axis`, position `i` of the result follows from `reach` positions of the first argument, from
+// `i * stride / factor - padding` on. What lies outside of the argument is no position. A slice is
+// computed from the positions that it needs, by the same operator with the same padding. So the
+// first results, which follow from too few positions, are cut off, and those after the last.
+struct Stencil final {
+    int axis = UNSLICED;  // there is no such axis
+    std::int64_t size = 0;  // positions of the argument
+    std::int64_t stride = 1;
+    std::int64_t padding = 0;
+    std::int64_t reach = 1;
+    std::int64_t factor = 1;  // so many positions follow from the same ones
+
+    // Return the first position that is computed in order to get the positions from `begin` on.
+    std::int64_t first(std::int64_t begin) const noexcept {
+        const std::int64_t lead = (padding + stride - 1) / stride;
+        return std::max(begin - lead, std::int64_t{0}) / factor * factor;
+    }
+
+    // Return the first position of the argument that the positions from `begin` on need.
+    std::int64_t begin_of(std::int64_t begin) const noexcept {
+        return first(begin) * stride / factor;
+    }
+
+    // Return the end of the positions of the argument that the positions up to `end` need.
+    std::int64_t end_of(std::int64_t end) const noexcept {
+        return std::min(size, (end - 1) * stride / factor - padding + reach);
+    }
+
+    // Return how many positions are computed from `length` positions of the argument.
+    std::int64_t computed(std::int64_t length) const noexcept {
+        return ((length + 2 * padding - reach) / stride + 1) * factor;
+    }
+
+    // Return an upper bound of the positions of the argument that `length` positions need.
+    std::int64_t most_needed(std::int64_t length) const noexcept {
+        const std::int64_t lead = (padding + stride - 1) / stride + factor - 1;
+        return std::min(size, (length - 1 + lead) * stride / factor + reach);
+    }
+};
+
 // How calls with one signature run in slices. axes: for each axis of the first result, which slices
 // of the arguments it needs; none if the operator cannot be sliced along it.
 struct Slicing final {
@@ -107,6 +147,9 @@ struct Slicing final {
     bool blockwise = false;
     int threads = 1;  // with so many threads the kernel runs
     Joining joining;
+    Stencil stencil;
+    // For each axis: with fewer positions, another kernel runs. Empty if that is not known.
+    std::vector<std::int64_t> least;
 };
 
 // Return true if there are rules for the operator. Every result of such an operator follows from
@@ -140,6 +183,16 @@ Joining joining_of(
     std::span<const Geometry> arguments,
     std::span<const c10::IValue> given,
     const Geometry& result
+);
+// Note in `found`, of which the results and axes are known, along which axis slices need other
+// positions of the argument, and how few suffice. same_settings: PyTorch's settings are those of
+// the call. The caller has made sure that operators are not intercepted.
+void find_stencil(
+    const Facts& facts,
+    std::span<const Geometry> arguments,
+    std::span<const c10::IValue> given,
+    bool same_settings,
+    Slicing& found
 );
 // Return true if the operator reads only the shape of its tensor argument `index`.
 bool reads_only_shape(const Facts& facts, std::size_t index);
