@@ -267,10 +267,10 @@ Slicing Signature::find_slicing(std::span<const c10::IValue> unkeyed_args) const
         const ReplayDispatchGuard guard(false);
         std::vector<at::Tensor> kept = metas;
         each_tensor(run_on_meta(metas, unkeyed_args), [&](std::uint32_t, const at::Tensor& tensor) {
-            found.results.push_back(
-                tensor.defined() ? Geometry::of(*tensor.unsafeGetTensorImpl()) : Geometry()
-            );
-            found.results.back().device = geometries[0].device;
+            if (tensor.defined()) {
+                found.results.push_back(Geometry::of(*tensor.unsafeGetTensorImpl()));
+                found.results.back().device = geometries[0].device;
+            }
         });
         torch::jit::Stack given;
         arguments(given, kept, unkeyed_args);

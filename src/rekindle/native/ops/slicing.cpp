@@ -27,6 +27,7 @@ enum class Rule : std::uint8_t {
     gathered,  // `gather`
     joined,    // `cat`, and `slice_backward`, which joins its argument and zeros
     convolution,
+    gradient,    // `convolution_backward` of the input alone
     upsampling,  // `upsample_nearest2d`
 };
 
@@ -51,6 +52,7 @@ constexpr std::array NAMED{
     Named{"aten::cat", Rule::joined},
     Named{"aten::clone", Rule::pointwise},
     Named{"aten::convolution", Rule::convolution},
+    Named{"aten::convolution_backward", Rule::gradient},
     Named{"aten::embedding", Rule::embedding},
     Named{"aten::gather", Rule::gathered},
     Named{"aten::mean", Rule::reduction},
@@ -399,6 +401,7 @@ std::optional<Grain> grain_of_kernel(
         case Rule::reduction:
             return fixed == 0 ? grain_of_reduction(arguments[0], slicing, axis) : std::nullopt;
         case Rule::convolution:
+        case Rule::gradient:
             return grain_of_convolution(slicing, axis, fixed);
         case Rule::upsampling:
             return fixed == 0 ? std::optional(Grain()) : std::nullopt;
@@ -413,7 +416,8 @@ bool has_slices(const Facts& facts, const c10::OperatorHandle& op) {
 
 bool reads_only_shape(const Facts& facts, std::size_t index) {
     return facts.name == "aten::_unsafe_view" ||
-           (index == 1 && facts.name == "aten::nll_loss_backward");
+           (index == 1 && (facts.name == "aten::convolution_backward" ||
+                           facts.name == "aten::nll_loss_backward"));
 }
 
 namespace {
@@ -600,6 +604,8 @@ std::optional<ArgumentAxes> axes_of_arguments(
                        : Axes(ArgumentAxes(arguments.size(), axis));
         case Rule::convolution:
             return axes_of_convolution(arguments, given, axis);
+        case Rule::gradient:
+            return axes_of_gradient(arguments, given, axis);
         case Rule::upsampling:
             return axis < n - 1 ? Axes(ArgumentAxes(1, axis)) : std::nullopt;
     }
@@ -614,7 +620,7 @@ void find_stencil(
     Slicing& found
 ) {
     const Rule rule = named_rule(facts);
-    if (rule == Rule::convolution) {
+    if (rule == Rule::convolution || rule == Rule::gradient) {
         find_stencil_of_convolution(arguments, given, same_settings, found);
     } else if (rule == Rule::upsampling) {
         find_stencil_of_upsampling(arguments[0], given, found);

@@ -139,7 +139,7 @@ struct Stencil final {
 // How calls with one signature run in slices. axes: for each axis of the first result, which slices
 // of the arguments it needs; none if the operator cannot be sliced along it.
 struct Slicing final {
-    std::vector<Geometry> results;
+    std::vector<Geometry> results;  // those that are defined, which are the first
     std::vector<std::optional<ArgumentAxes>> axes;
     SliceTrials trials;
     // The operator is pointwise, and its kernel may give an element other bits if it is among those
@@ -194,7 +194,8 @@ void find_stencil(
     bool same_settings,
     Slicing& found
 );
-// Return true if the operator reads only the shape of its tensor argument `index`.
+// Return true if the operator, when it runs in slices, reads only the shape of its tensor argument
+// `index`.
 bool reads_only_shape(const Facts& facts, std::size_t index);
 // Return which slices along `axis` the operator's kernel computes as it computes the whole, if
 // there is only one position on the axes in the mask `fixed`. Products have other kernels for

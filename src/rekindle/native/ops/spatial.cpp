@@ -45,15 +45,19 @@ std::vector<std::int64_t> strides_of_channels_last(const Geometry& geometry) {
     }
 }
 
+constexpr std::size_t FORWARD = 3;   // position of the stride among the arguments of `convolution`
+constexpr std::size_t BACKWARD = 4;  // and of `convolution_backward`
+
 // The arguments of `convolution` that are no tensors.
 struct Parameters final {
-    explicit Parameters(std::span<const c10::IValue> given)
-        : stride(given[3].toIntVector()),
-          padding(given[4].toIntVector()),
-          dilation(given[5].toIntVector()),
-          transposed(given[6].toBool()),
-          output_padding(given[7].toIntVector()),
-          groups(given[8].toInt()) {}
+    // They begin at position `first` of the arguments `given`.
+    Parameters(std::span<const c10::IValue> given, std::size_t first)
+        : stride(given[first].toIntVector()),
+          padding(given[first + 1].toIntVector()),
+          dilation(given[first + 2].toIntVector()),
+          transposed(given[first + 3].toBool()),
+          output_padding(given[first + 4].toIntVector()),
+          groups(given[first + 5].toInt()) {}
 
     std::vector<std::int64_t> stride;
     std::vector<std::int64_t> padding;
@@ -69,9 +73,13 @@ std::int64_t reach_of(const Geometry& weight, const Parameters& parameters, std:
 }
 
 // Return true if a direct kernel computes the convolution, if PyTorch leaves it to oneDNN.
+// `arguments` are the input, the filter, and any others.
 bool is_direct(std::span<const Geometry> arguments, const Parameters& parameters) {
     const Geometry& input = arguments[0];
     const Geometry& weight = arguments[1];
+    if (input.sizes.size() < 3 || weight.sizes.size() != input.sizes.size()) {
+        return false;
+    }
     const std::size_t n = input.sizes.size() - 2;
     const auto is_float = [](const Geometry& each) {
         return each.dtype == caffe2::TypeMeta::Make<float>();
@@ -93,8 +101,8 @@ bool is_direct(std::span<const Geometry> arguments, const Parameters& parameters
            format && (format != at::MemoryFormat::Contiguous || format_of(weight) == format);
 }
 
-// Return the kernels to which PyTorch leaves the convolution, if the argument `index` has only
-// `length` positions along `axis`.
+// Return the kernels to which PyTorch leaves the convolution of `arguments`, if these have only
+// `length` positions along `axes`.
 at::native::ConvBackend backend_of(
     std::span<const Geometry> arguments,
     const Parameters& parameters,
@@ -146,16 +154,12 @@ std::optional<at::MemoryFormat> format_of(const Geometry& geometry) {
 std::optional<ArgumentAxes> axes_of_convolution(
     std::span<const Geometry> arguments, std::span<const c10::IValue> given, int axis
 ) {
-    const std::size_t n = arguments[0].sizes.size();
-    if (n < 3 || arguments[1].sizes.size() != n) {
-        return {};
-    }
-    const Parameters parameters(given);
+    const Parameters parameters(given, FORWARD);
     if (!is_direct(arguments, parameters)) {
         return {};
     }
     ArgumentAxes axes(arguments.size(), UNSLICED);
-    if (axis == BATCH || (axis == ROWS && n > 3)) {
+    if (axis == BATCH || (axis == ROWS && arguments[0].sizes.size() > 3)) {
         axes[0] = axis;
         return axes;
     }
@@ -166,44 +170,63 @@ std::optional<ArgumentAxes> axes_of_convolution(
     return axes;
 }
 
+std::optional<ArgumentAxes> axes_of_gradient(
+    std::span<const Geometry> arguments, std::span<const c10::IValue> given, int axis
+) {
+    const Parameters parameters(given, BACKWARD);
+    const c10::List<bool> mask = given.back().toBoolList();
+    const bool is_slice =
+        mask[0] && !mask[1] && !mask[2] && arguments[1].sizes.size() > 3 &&
+        parameters.groups == 1 && is_direct(arguments.subspan(1), parameters) &&
+        (axis == BATCH || (axis == ROWS && parameters.stride[0] == 1));
+    return is_slice ? std::optional(ArgumentAxes{axis, UNSLICED, UNSLICED}) : std::nullopt;
+}
+
 void find_stencil_of_convolution(
     std::span<const Geometry> arguments,
     std::span<const c10::IValue> given,
     bool same_settings,
     Slicing& found
 ) {
-    const Geometry& input = arguments[0];
     Geometry& result = found.results[0];
     if (std::ranges::none_of(found.axes, [](const auto& each) { return each.has_value(); })) {
         return;
     }
+    const bool backward = given.back().isBoolList();
+    const auto tensors = backward ? arguments.subspan(1) : arguments;
+    const Parameters parameters(given, backward ? BACKWARD : FORWARD);
+    const Geometry& input = tensors[0];
     // meta kernels do not know them
     const std::vector<std::int64_t> strides = format_of(input) == at::MemoryFormat::Contiguous
                                                   ? strides_in_order(result)
                                                   : strides_of_channels_last(result);
     result.strides.assign(strides.begin(), strides.end());
-    const Parameters parameters(given);
     if (input.sizes.size() > 3) {
+        const std::int64_t reach = reach_of(tensors[1], parameters, 0);
+        const std::int64_t padding = parameters.padding[0];
         found.stencil = {
             ROWS,
-            input.sizes[ROWS],
+            arguments[0].sizes[ROWS],
             parameters.stride[0],
-            parameters.padding[0],
-            reach_of(arguments[1], parameters, 0)
+            backward ? reach - 1 - padding : padding,
+            reach
         };
     }
     found.least.assign(result.sizes.size(), 0);
-    const ArgumentAxes whole(arguments.size(), UNSLICED);
+    ArgumentAxes axes(tensors.size(), UNSLICED);
     constexpr auto wanted = at::native::ConvBackend::Mkldnn;
-    if (!same_settings || backend_of(arguments, parameters, whole, 0) != wanted) {
+    if (!same_settings || backend_of(tensors, parameters, axes, 0) != wanted) {
         return;
     }
     for (std::size_t axis = 0; axis < found.axes.size(); ++axis) {
         if (!found.axes[axis]) {
             continue;
         }
+        // As many positions of the result need at least as many of the input; those of a gradient
+        // are the input's.
+        axes[0] = axis == CHANNELS ? UNSLICED : static_cast<int>(axis);
         const auto suffices = [&](std::int64_t length) {
-            return backend_of(arguments, parameters, *found.axes[axis], length) == wanted;
+            return backend_of(tensors, parameters, axes, length) == wanted;
         };
         const auto lengths = std::views::iota(std::int64_t{1}, result.sizes[axis]);
         found.least[axis] = *std::ranges::partition_point(lengths, std::not_fn(suffices));

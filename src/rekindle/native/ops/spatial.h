@@ -31,7 +31,11 @@ namespace rekindle {
 std::optional<ArgumentAxes> axes_of_convolution(
     std::span<const Geometry> arguments, std::span<const c10::IValue> given, int axis
 );
-// Note in `found` what slices of the result of `convolution` need, as `find_stencil` does.
+// The same for `convolution_backward`, which computes the gradient of the input alone.
+std::optional<ArgumentAxes> axes_of_gradient(
+    std::span<const Geometry> arguments, std::span<const c10::IValue> given, int axis
+);
+// Note in `found` what slices of the result of either operator need, as `find_stencil` does.
 void find_stencil_of_convolution(
     std::span<const Geometry> arguments,
     std::span<const c10::IValue> given,

@@ -95,10 +95,24 @@ c10::IValue constant(const SlicedCall& call, std::size_t position) {
 // convolutions do not recognize in which order the axes of the whole are.
 at::Tensor without_gaps(const SlicedCall& call, std::size_t index, const at::Tensor& part) {
     const Geometry& whole = call.signature->geometries[index];
-    if (is_called(call, "aten::convolution")) {
-        return index == 0 ? part.contiguous(format_of(whole).value()) : part;
+    if (const Geometry* image = input_of_convolution(call)) {
+        return index == 0 ? part.contiguous(format_of(*image).value()) : part;
     }
     return call.slicing().blockwise && is_dense(whole) ? part.contiguous() : part;
+}
+
+// Return a tensor with the shape and the order of the input of a convolution of which `gradient` is
+// a slice of the gradient. Nothing reads it.
+at::Tensor input_of_gradient(const SlicedCall& call, const at::Tensor& gradient) {
+    const Geometry& whole = call.signature->geometries[1];
+    std::vector<std::int64_t> sizes(whole.sizes.begin(), whole.sizes.end());
+    const Stencil& stencil = call.slicing().stencil;
+    const auto rows = static_cast<std::size_t>(stencil.axis);
+    sizes[0] = gradient.size(0);
+    if (gradient.size(stencil.axis) != stencil.size) {
+        sizes[rows] = stencil.computed(gradient.size(stencil.axis));
+    }
+    return at::empty(sizes, gradient.options().memory_format(format_of(whole).value()));
 }
 
 // Return `targets` in 64 bits, with `IGNORED` for rows that have no loss.
@@ -137,6 +151,9 @@ std::vector<at::Tensor> Evaluation::run_kernel(
 std::vector<at::Tensor> Evaluation::run_kernel(
     const SlicedCall& call, std::vector<at::Tensor> arguments
 ) {
+    if (is_called(call, "aten::convolution_backward")) {
+        arguments[1] = input_of_gradient(call, arguments[0]);
+    }
     const torch::jit::Stack stack = call_again(
         *call.signature,
         arguments,
@@ -146,7 +163,11 @@ std::vector<at::Tensor> Evaluation::run_kernel(
         [](c10::function_ref<void()> kernel) { kernel(); }
     );
     std::vector<at::Tensor> results;
-    each_tensor(stack, [&](std::uint32_t, const at::Tensor& tensor) { results.push_back(tensor); });
+    each_tensor(stack, [&](std::uint32_t, const at::Tensor& tensor) {
+        if (tensor.defined()) {
+            results.push_back(tensor);
+        }
+    });
     return results;
 }
 

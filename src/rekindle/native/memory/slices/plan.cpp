@@ -515,7 +515,9 @@ Box widest_box_of_argument(const SlicedCall& call, std::size_t index, const Box&
 
 // Return the bytes that the kernel needs for itself.
 Bytes bytes_inside(const SlicedCall& call, const Box& box) {
-    if (!is_called(call, "aten::convolution")) {
+    const Geometry* image = input_of_convolution(call);
+    const bool upsamples = is_called(call, "aten::upsample_nearest2d");
+    if (image == nullptr && !upsamples) {
         return 0;
     }
     const auto& geometries = call.signature->geometries;
@@ -526,7 +528,16 @@ Bytes bytes_inside(const SlicedCall& call, const Box& box) {
     if (!box.empty()) {
         result.sizes[static_cast<std::size_t>(box.back().axis)] += positions_cut(call, box);
     }
-    return workspace_of_convolution(format_of(geometries[0]), part(0), part(1), result);
+    const Geometry first = part(0);
+    if (upsamples) {  // both with the channels side by side
+        return first.nbytes() + result.nbytes();
+    }
+    const bool backward = image != geometries.data();
+    return workspace_of_convolution(
+               format_of(*image), first, part(backward ? 2 : 1), result
+           ) +
+           // The input that nothing reads, and the gradient in the input's order.
+           (backward ? first.nbytes() + result.nbytes() : 0);
 }
 
 }  // namespace
