@@ -51,9 +51,8 @@
 #include "counted_call.h"
 #include "effects.h"
 #include "in_place.h"
-#include "gradients_in_turn.h"
-#include "list_parts.h"
 #include "operation.h"
+#include "several_calls.h"
 #include "typed_kernels.h"
 #include "views.h"
 

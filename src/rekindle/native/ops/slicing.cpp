@@ -364,9 +364,7 @@ std::optional<Grain> grain_of_reduction(const Geometry& input, const Slicing& sl
 }
 
 // See NOTE [Convolutions in slices] in spatial.h.
-std::optional<Grain> grain_of_convolution(
-    const Slicing& slicing, int axis, std::uint32_t fixed
-) {
+std::optional<Grain> grain_of_convolution(const Slicing& slicing, int axis, std::uint32_t fixed) {
     constexpr std::int64_t channels = 16;
     const std::int64_t least =
         slicing.least.empty() ? 0 : slicing.least[static_cast<std::size_t>(axis)];

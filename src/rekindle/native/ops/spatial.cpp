@@ -175,10 +175,9 @@ std::optional<ArgumentAxes> axes_of_gradient(
 ) {
     const Parameters parameters(given, BACKWARD);
     const c10::List<bool> mask = given.back().toBoolList();
-    const bool is_slice =
-        mask[0] && !mask[1] && !mask[2] && arguments[1].sizes.size() > 3 &&
-        parameters.groups == 1 && is_direct(arguments.subspan(1), parameters) &&
-        (axis == BATCH || (axis == ROWS && parameters.stride[0] == 1));
+    const bool is_slice = mask[0] && !mask[1] && !mask[2] && arguments[1].sizes.size() > 3 &&
+                          parameters.groups == 1 && is_direct(arguments.subspan(1), parameters) &&
+                          (axis == BATCH || (axis == ROWS && parameters.stride[0] == 1));
     return is_slice ? std::optional(ArgumentAxes{axis, UNSLICED, UNSLICED}) : std::nullopt;
 }
 
@@ -222,10 +221,13 @@ void find_stencil_of_convolution(
         if (!found.axes[axis]) {
             continue;
         }
-        // As many positions of the result need at least as many of the input; those of a gradient
-        // are the input's.
+        // At both ends of the axis, slices need the fewest positions of the input; a gradient has
+        // the input's positions.
         axes[0] = axis == CHANNELS ? UNSLICED : static_cast<int>(axis);
         const auto suffices = [&](std::int64_t length) {
+            if (axis == ROWS && !backward) {
+                length = found.stencil.end_of(length);
+            }
             return backend_of(tensors, parameters, axes, length) == wanted;
         };
         const auto lengths = std::views::iota(std::int64_t{1}, result.sizes[axis]);
@@ -241,8 +243,7 @@ void find_stencil_of_upsampling(
     // With other factors, rounding decides which position is nearest.
     const bool is_exact = factor * rows == found.results[0].sizes[ROWS] &&
                           (factor & (factor - 1)) == 0 &&
-                          (given[2].isNone() ||
-                           given[2].toDouble() == static_cast<double>(factor));
+                          (given[2].isNone() || given[2].toDouble() == static_cast<double>(factor));
     if (is_exact) {
         found.stencil = {ROWS, rows, 1, 0, 1, factor};
     }

@@ -14,7 +14,6 @@
 #pragma once
 
 #include <ATen/core/ivalue.h>
-#include <c10/core/MemoryFormat.h>
 
 #include <cstdint>
 #include <optional>
@@ -22,7 +21,7 @@
 
 #include "../base/types.h"
 #include "../torch/geometry.h"
-#include "slicing.h"
+#include "slices.h"
 
 namespace rekindle {
 

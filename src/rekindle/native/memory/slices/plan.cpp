@@ -197,9 +197,7 @@ std::optional<Range> range_of_argument(
         };
     }
     if (slicing.stencil.axis == range.axis) {
-        return Range{
-            own, slicing.stencil.begin_of(range.begin), slicing.stencil.end_of(range.end)
-        };
+        return Range{own, slicing.stencil.begin_of(range.begin), slicing.stencil.end_of(range.end)};
     }
     return Range{own, range.begin, range.end};
 }
@@ -533,9 +531,7 @@ Bytes bytes_inside(const SlicedCall& call, const Box& box) {
         return first.nbytes() + result.nbytes();
     }
     const bool backward = image != geometries.data();
-    return workspace_of_convolution(
-               format_of(*image), first, part(backward ? 2 : 1), result
-           ) +
+    return workspace_of_convolution(format_of(*image), first, part(backward ? 2 : 1), result) +
            // The input that nothing reads, and the gradient in the input's order.
            (backward ? first.nbytes() + result.nbytes() : 0);
 }
