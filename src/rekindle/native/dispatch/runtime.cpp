@@ -51,8 +51,8 @@
 #include "counted_call.h"
 #include "effects.h"
 #include "in_place.h"
-#include "list_parts.h"
 #include "operation.h"
+#include "several_calls.h"
 #include "typed_kernels.h"
 #include "views.h"
 
@@ -238,6 +238,10 @@ bool run(Session& session, OperatorCall& call) {
     } else if (facts.moves) [[unlikely]] {
         set_memory(session, facts, call, lock);
     } else if (facts.on_lists && run_list_in_parts(session, facts, call, lock, on_operator)) {
+        return true;
+    } else if (
+        facts.several_gradients && run_gradients_in_turn(session, facts, call, lock, on_operator)
+    ) {
         return true;
     } else if (!session.events.only_counting.on() || !run_counted(session, facts, call, lock)) {
         Operation(session, facts, call, lock, grad_mode).run(now);

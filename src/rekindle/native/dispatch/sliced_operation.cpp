@@ -368,6 +368,9 @@ void SlicedOperation::give(std::span<const at::Tensor> results) {
     for (const at::Tensor& each : results) {
         stack.emplace_back(each);
     }
+    for (std::size_t i = results.size(); i < facts_.returns; ++i) {
+        stack.emplace_back(at::Tensor());
+    }
 }
 
 // Return `sliced` with its largest leaf computed in slices as well; null if that is impossible.

@@ -142,8 +142,10 @@ struct Facts final {
     bool simple = false;
     // The operator does the same with each tensor of a list, or of several lists of equal length,
     // as
-    // `_foreach_add_` and `_fused_adam_` do (dispatch/list_parts.h).
+    // `_foreach_add_` and `_fused_adam_` do (dispatch/several_calls.h).
     bool on_lists = false;
+    // The operator computes several gradients, each by itself (dispatch/several_calls.h).
+    bool several_gradients = false;
     // Number of signatures of the operator that were tried. Guarded by the session mutex.
     mutable int tried = 0;
     // The operator was removed from the dispatcher, or another operator got its name.

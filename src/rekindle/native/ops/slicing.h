@@ -13,101 +13,19 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
-#include <c10/util/SmallVector.h>
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <vector>
 
 #include "../torch/geometry.h"
+#include "slices.h"
 
 namespace rekindle {
 
 struct Facts;
-
-inline constexpr int UNSLICED = -1;  // in place of an axis: all of the argument is needed
-
-// The axis along which each tensor argument of a call is sliced, or `UNSLICED`.
-using ArgumentAxes = c10::SmallVector<int, 6>;
-
-// What the trials of one signature have shown, for each axis of its result.
-class SliceTrials final {
-public:
-    // Return true if slices of `length` positions along `axis` need no trial: shorter ones and
-    // longer ones gave equal bits.
-    bool is_tried(int axis, std::int64_t length) const noexcept {
-        return axis < AXES && equal_[static_cast<std::size_t>(axis)].has(length);
-    }
-
-    // Record that slices of `least` to `most` positions along `axis` gave equal bits.
-    void passed(int axis, std::int64_t least, std::int64_t most) noexcept {
-        if (axis < AXES) {
-            equal_[static_cast<std::size_t>(axis)].add(least, most);
-        }
-    }
-
-    // Return true if slices along one of `axes`, bits of a mask, gave other bits.
-    bool have_failed(std::uint32_t axes) const noexcept { return (unequal_ & axes) != 0; }
-
-    // Record that slices along `axes`, bits of a mask, gave other bits.
-    void failed(std::uint32_t axes) noexcept { unequal_ |= axes; }
-
-private:
-    struct Lengths final {
-        std::int64_t least = 0;
-        std::int64_t most = 0;
-
-        bool has(std::int64_t length) const noexcept { return least <= length && length <= most; }
-
-        void add(std::int64_t shortest, std::int64_t longest) noexcept {
-            least = most == 0 ? shortest : std::min(least, shortest);
-            most = std::max(most, longest);
-        }
-    };
-
-    static constexpr int AXES = 8;  // along more axes, each slice is tried
-
-    std::array<Lengths, AXES> equal_;
-    std::uint32_t unequal_ = 0;
-};
-
-// Which slices along one axis are possible: a slice has a multiple of `unit` positions, except for
-// the last one, and at least `least`.
-struct Grain final {
-    std::int64_t unit = 1;
-    std::int64_t least = 1;
-    bool repeats = false;  // each slice computes all rows again
-};
-
-// The result consists of the tensor arguments, each at its own positions along `axis`, and of
-// zeros.
-struct Joining final {
-    // Positions of an argument.
-    struct Place final {
-        std::int64_t begin = 0;
-        std::int64_t length = 0;
-    };
-
-    int axis = UNSLICED;  // the result is nothing like that
-    std::vector<Place> places;
-};
-
-// How calls with one signature run in slices. axes: for each axis of the first result, which slices
-// of the arguments it needs; none if the operator cannot be sliced along it.
-struct Slicing final {
-    std::vector<Geometry> results;
-    std::vector<std::optional<ArgumentAxes>> axes;
-    SliceTrials trials;
-    // The operator is pointwise, and its kernel may give an element other bits if it is among those
-    // that do not fill a vector register.
-    bool blockwise = false;
-    int threads = 1;  // with so many threads the kernel runs
-    Joining joining;
-};
 
 // Return true if there are rules for the operator. Every result of such an operator follows from
 // its arguments alone.
@@ -141,7 +59,18 @@ Joining joining_of(
     std::span<const c10::IValue> given,
     const Geometry& result
 );
-// Return true if the operator reads only the shape of its tensor argument `index`.
+// Note in `found`, of which the results and axes are known, along which axis slices need other
+// positions of the argument, and how few suffice. same_settings: PyTorch's settings are those of
+// the call. The caller has made sure that operators are not intercepted.
+void find_stencil(
+    const Facts& facts,
+    std::span<const Geometry> arguments,
+    std::span<const c10::IValue> given,
+    bool same_settings,
+    Slicing& found
+);
+// Return true if the operator, when it runs in slices, reads only the shape of its tensor argument
+// `index`.
 bool reads_only_shape(const Facts& facts, std::size_t index);
 // Return which slices along `axis` the operator's kernel computes as it computes the whole, if
 // there is only one position on the axes in the mask `fixed`. Products have other kernels for

@@ -6,7 +6,7 @@ are those of the runtime:
 
 - Values that autograd unpacked stay while their backward node runs (`HeldEviction`).
 - Small tensors stay, and those whose elements may be read as numbers (`HeldEviction`).
-- An operator on lists of tensors runs over parts of the lists (native/dispatch/list_parts.cpp).
+- An operator on lists of tensors runs over parts of the lists (native/dispatch/several_calls.cpp).
 - A step of an optimizer makes room for all that its largest parameter needs (`optimizers/`).
 """
 

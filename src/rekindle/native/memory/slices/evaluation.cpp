@@ -10,6 +10,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/nll_loss_backward.h>
 #include <ATen/ops/nll_loss_forward.h>
+#include <ATen/ops/upsample_nearest2d.h>
 #include <ATen/ops/view_as_real.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
@@ -18,6 +19,7 @@
 #include <utility>
 
 #include "../../ops/call_again.h"
+#include "../../ops/spatial.h"
 #include "../../torch/replay_dispatch_guard.h"
 
 namespace rekindle {
@@ -89,10 +91,28 @@ c10::IValue constant(const SlicedCall& call, std::size_t position) {
 }
 
 // Return `part`, a slice of argument `index` of `call`, without gaps if the argument has none:
-// kernels of pointwise operators (GELU's, for one) compute memory with gaps in another way.
+// kernels of pointwise operators (GELU's, for one) compute memory with gaps in another way, and
+// convolutions do not recognize in which order the axes of the whole are.
 at::Tensor without_gaps(const SlicedCall& call, std::size_t index, const at::Tensor& part) {
-    const bool whole = call.slicing().blockwise && is_dense(call.signature->geometries[index]);
-    return whole ? part.contiguous() : part;
+    const Geometry& whole = call.signature->geometries[index];
+    if (const Geometry* image = input_of_convolution(call)) {
+        return index == 0 ? part.contiguous(format_of(*image).value()) : part;
+    }
+    return call.slicing().blockwise && is_dense(whole) ? part.contiguous() : part;
+}
+
+// Return a tensor with the shape and the order of the input of a convolution of which `gradient` is
+// a slice of the gradient. Nothing reads it.
+at::Tensor input_of_gradient(const SlicedCall& call, const at::Tensor& gradient) {
+    const Geometry& whole = call.signature->geometries[1];
+    std::vector<std::int64_t> sizes(whole.sizes.begin(), whole.sizes.end());
+    const Stencil& stencil = call.slicing().stencil;
+    const auto rows = static_cast<std::size_t>(stencil.axis);
+    sizes[0] = gradient.size(0);
+    if (gradient.size(stencil.axis) != stencil.size) {
+        sizes[rows] = stencil.computed(gradient.size(stencil.axis));
+    }
+    return at::empty(sizes, gradient.options().memory_format(format_of(whole).value()));
 }
 
 // Return `targets` in 64 bits, with `IGNORED` for rows that have no loss.
@@ -103,9 +123,37 @@ at::Tensor usual_targets(const at::Tensor& targets, std::int64_t ignored) {
 
 }  // namespace
 
+// Return the positions `box` of the results of `call`, given what these need of the arguments.
+std::vector<at::Tensor> Evaluation::run_kernel(
+    const SlicedCall& call, const Box& box, std::vector<at::Tensor> arguments
+) {
+    const Stencil& stencil = call.slicing().stencil;
+    if (box.empty() || box.back().axis != stencil.axis) {
+        return run_kernel(call, std::move(arguments));
+    }
+    const Range& range = box.back();
+    at::Tensor made;
+    if (stencil.factor > 1) {
+        std::vector<std::int64_t> sizes(call.result().sizes.begin() + 2, call.result().sizes.end());
+        sizes[0] = stencil.computed(arguments[0].size(stencil.axis));
+        made = at::upsample_nearest2d(
+            arguments[0],
+            sizes,
+            constant(call, 2).toOptional<double>(),
+            constant(call, 3).toOptional<double>()
+        );
+    } else {
+        made = run_kernel(call, std::move(arguments))[0];
+    }
+    return {made.narrow(stencil.axis, range.begin - stencil.first(range.begin), range.length())};
+}
+
 std::vector<at::Tensor> Evaluation::run_kernel(
     const SlicedCall& call, std::vector<at::Tensor> arguments
 ) {
+    if (is_called(call, "aten::convolution_backward")) {
+        arguments[1] = input_of_gradient(call, arguments[0]);
+    }
     const torch::jit::Stack stack = call_again(
         *call.signature,
         arguments,
@@ -115,7 +163,11 @@ std::vector<at::Tensor> Evaluation::run_kernel(
         [](c10::function_ref<void()> kernel) { kernel(); }
     );
     std::vector<at::Tensor> results;
-    each_tensor(stack, [&](std::uint32_t, const at::Tensor& tensor) { results.push_back(tensor); });
+    each_tensor(stack, [&](std::uint32_t, const at::Tensor& tensor) {
+        if (tensor.defined()) {
+            results.push_back(tensor);
+        }
+    });
     return results;
 }
 
@@ -134,7 +186,7 @@ std::vector<at::Tensor> Evaluation::run(const SlicedCall& call, const Box& box) 
         const at::Tensor part = argument(call, i, box_of_argument(call, i, box));
         arguments.push_back(without_gaps(call, i, part));
     }
-    std::vector<at::Tensor> results = run_kernel(call, arguments);
+    std::vector<at::Tensor> results = run_kernel(call, box, arguments);
     if (!box.empty()) {
         try_pieces(call, box, arguments, results);
     }
@@ -246,21 +298,22 @@ void Evaluation::try_pieces(
     }
     const std::int64_t n = range.length();
     const Grain grain = kernel_grain(call, range.axis, outer_axes(box)).value_or(Grain());
-    // NOLINTNEXTLINE(bugprone-unchecked-optional-access): the plan has checked the axis
-    const ArgumentAxes& axes = *call.slicing().axes[static_cast<std::size_t>(range.axis)];
     const std::int64_t most = (n + pieces - 1) / pieces;
     const std::int64_t length = (most + grain.unit - 1) / grain.unit * grain.unit;
     std::int64_t shortest = n;
     each_block(n, length, grain.unit, [&](std::int64_t begin, std::int64_t end) {
         shortest = std::min(shortest, end - begin);
+        const Range piece{range.axis, range.begin + begin, range.begin + end};
         std::vector<at::Tensor> parts;
         for (std::size_t i = 0; i < arguments.size(); ++i) {
-            const at::Tensor part = axes[i] == UNSLICED
-                                        ? arguments[i]
-                                        : arguments[i].narrow(axes[i], begin, end - begin);
+            at::Tensor part = arguments[i];
+            if (const std::optional<Range> own = range_of_argument(call, i, piece)) {
+                const std::int64_t before = range_of_argument(call, i, range)->begin;
+                part = part.narrow(own->axis, own->begin - before, own->length());
+            }
             parts.push_back(without_gaps(call, i, part));
         }
-        const std::vector<at::Tensor> again = run_kernel(call, std::move(parts));
+        const std::vector<at::Tensor> again = run_kernel(call, {piece}, std::move(parts));
         for (std::size_t i = 0; i < again.size(); ++i) {
             const bool has_axis = range.axis < results[i].dim() && results[i].size(range.axis) == n;
             if (has_axis &&

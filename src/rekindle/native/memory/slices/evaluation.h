@@ -40,6 +40,9 @@ public:
     std::vector<at::Tensor> gather_losses(const SlicedCall& call, const SlicePlan& plan);
 
 private:
+    std::vector<at::Tensor> run_kernel(
+        const SlicedCall& call, const Box& box, std::vector<at::Tensor> arguments
+    );
     std::vector<at::Tensor> run_kernel(const SlicedCall& call, std::vector<at::Tensor> arguments);
     at::Tensor joined(const SlicedCall& call, const Box& box);
     at::Tensor slice(const SlicedCall& call, const Slice& wanted);

@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "../../ops/spatial.h"
+
 namespace rekindle {
 
 namespace {
@@ -177,20 +179,34 @@ Bytes bytes_joined(const SlicedCall& call, const Box& box) {
 
 }  // namespace
 
+std::optional<Range> range_of_argument(
+    const SlicedCall& call, std::size_t index, const Range& range
+) {
+    const Slicing& slicing = call.slicing();
+    // NOLINTNEXTLINE(bugprone-unchecked-optional-access): the plan has checked the axis
+    const int own = (*slicing.axes[static_cast<std::size_t>(range.axis)])[index];
+    if (own == UNSLICED) {
+        return {};
+    }
+    if (slicing.joining.axis == own) {
+        const auto [begin, length] = slicing.joining.places[index];
+        return Range{
+            own,
+            std::clamp(range.begin - begin, std::int64_t{0}, length),
+            std::clamp(range.end - begin, std::int64_t{0}, length)
+        };
+    }
+    if (slicing.stencil.axis == range.axis) {
+        return Range{own, slicing.stencil.begin_of(range.begin), slicing.stencil.end_of(range.end)};
+    }
+    return Range{own, range.begin, range.end};
+}
+
 Box box_of_argument(const SlicedCall& call, std::size_t index, const Box& box) {
     Box made;
     for (const Range& range : box) {
-        // NOLINTNEXTLINE(bugprone-unchecked-optional-access): the plan has checked the axis
-        const int own = (*call.slicing().axes[static_cast<std::size_t>(range.axis)])[index];
-        if (own == UNSLICED) {
-            continue;
-        }
-        made.push_back({own, range.begin, range.end});
-        Range& there = made.back();
-        if (const Joining& joining = call.slicing().joining; joining.axis == own) {
-            const auto [begin, length] = joining.places[index];
-            there.begin = std::clamp(range.begin - begin, std::int64_t{0}, length);
-            there.end = std::clamp(range.end - begin, std::int64_t{0}, length);
+        if (const std::optional<Range> own = range_of_argument(call, index, range)) {
+            made.push_back(*own);
         }
     }
     return made;
@@ -354,6 +370,11 @@ std::optional<Grain> direct_grain(const SlicedCall& call, int axis, AxisMask fix
         }
         const std::optional<Grain> other =
             grain_of_view(*call.arguments[i].call, call.signature->geometries[i], own, beside);
+        if (other && call.slicing().stencil.axis == axis) {
+            // It is computed from other positions, and from more than these if necessary.
+            grain.repeats = grain.repeats || other->repeats;
+            continue;
+        }
         const Joining& joining = call.slicing().joining;
         if (!other || (joining.axis == axis && joining.places[i].begin % other->unit != 0)) {
             return {};
@@ -457,6 +478,66 @@ std::int64_t rows_at_once(const SlicedCall& call, int axis, Bytes most) {
     });
 }
 
+namespace {
+
+// Return how many positions of the result are computed along the last axis of `box`, and cut off.
+std::int64_t positions_cut(const SlicedCall& call, const Box& box) {
+    const Stencil& stencil = call.slicing().stencil;
+    if (box.empty() || box.back().axis != stencil.axis) {
+        return 0;
+    }
+    const std::int64_t length = box.back().length();
+    return stencil.computed(stencil.most_needed(length)) - length;
+}
+
+// Return the positions of argument `index` that a box of the size of `box` needs, wherever it is:
+// those of which most have to be computed.
+// NOLINTNEXTLINE(misc-no-recursion): as above
+Box widest_box_of_argument(const SlicedCall& call, std::size_t index, const Box& box) {
+    Box made = box_of_argument(call, index, box);
+    const Stencil& stencil = call.slicing().stencil;
+    if (index != 0 || box.empty() || box.back().axis != stencil.axis) {
+        return made;
+    }
+    Range& last = made.back();
+    std::int64_t unit = 1;
+    if (const SlicedCallPtr& argument = call.arguments[index].call) {
+        const Geometry& view = call.signature->geometries[index];
+        unit = grain_of_view(*argument, view, last.axis, 0).value_or(Grain()).unit;
+    }
+    const std::int64_t length = stencil.most_needed(box.back().length());
+    last.begin = std::min(unit - 1, stencil.size - length);
+    last.end = last.begin + length;
+    return made;
+}
+
+// Return the bytes that the kernel needs for itself.
+Bytes bytes_inside(const SlicedCall& call, const Box& box) {
+    const Geometry* image = input_of_convolution(call);
+    const bool upsamples = is_called(call, "aten::upsample_nearest2d");
+    if (image == nullptr && !upsamples) {
+        return 0;
+    }
+    const auto& geometries = call.signature->geometries;
+    const auto part = [&](std::size_t i) {
+        return narrowed(geometries[i], widest_box_of_argument(call, i, box));
+    };
+    Geometry result = narrowed(call.result(), box);
+    if (!box.empty()) {
+        result.sizes[static_cast<std::size_t>(box.back().axis)] += positions_cut(call, box);
+    }
+    const Geometry first = part(0);
+    if (upsamples) {  // both with the channels side by side
+        return first.nbytes() + result.nbytes();
+    }
+    const bool backward = image != geometries.data();
+    return workspace_of_convolution(format_of(*image), first, part(backward ? 2 : 1), result) +
+           // The input that nothing reads, and the gradient in the input's order.
+           (backward ? first.nbytes() + result.nbytes() : 0);
+}
+
+}  // namespace
+
 // NOLINTNEXTLINE(misc-no-recursion): as above
 Bytes bytes_of(const SlicedCall& call, const Box& box) {
     const SliceWay way = way_of(call, box);
@@ -468,12 +549,16 @@ Bytes bytes_of(const SlicedCall& call, const Box& box) {
     }
     const bool columns = way == SliceWay::columns;
     const int axis = box.empty() ? UNSLICED : box.back().axis;
+    const std::int64_t cut = positions_cut(call, box);
     Bytes total = 0;
     for (const Geometry& result : call.slicing().results) {
         const bool has_axes = std::ranges::all_of(box, [&](const Range& each) {
             return std::cmp_less(each.axis, result.sizes.size());
         });
         total += has_axes ? narrowed(result, box).nbytes() : result.nbytes();
+    }
+    if (cut != 0) {
+        total += total / box.back().length() * (box.back().length() + cut);
     }
     if (columns) {
         total *= 5;
@@ -486,12 +571,13 @@ Bytes bytes_of(const SlicedCall& call, const Box& box) {
     }
     for (std::size_t i = 0; i < call.arguments.size(); ++i) {
         if (!columns) {
-            const Box inside = box_of_argument(call, i, box);
+            const Box inside = widest_box_of_argument(call, i, box);
             total += bytes_of_argument(call, i, inside) + bytes_copied(call, i, inside);
         } else if (call.arguments[i].call) {
             total += bytes_of_argument(call, i, box);
         }
     }
+    total += bytes_inside(call, box);
     if (columns && !reads_only_shape(call.signature->facts, 1)) {
         // the sums of the rows are found first, row by row
         total = std::max(

@@ -43,7 +43,12 @@ bool is_possible(const SlicedCall& call, const Box& box);
 Bytes bytes_of(const SlicedCall& call, const Box& box);
 // The same for the positions `box` of `view`, a view of the result.
 Bytes bytes_of_view(const SlicedCall& call, const Geometry& view, const Box& box);
-// Return the positions of argument `index` that the positions `box` of the result need.
+// Return the positions of argument `index` that the positions `range` of the result need; none if
+// they need all.
+std::optional<Range> range_of_argument(
+    const SlicedCall& call, std::size_t index, const Range& range
+);
+// The same for a box.
 Box box_of_argument(const SlicedCall& call, std::size_t index, const Box& box);
 
 // How to compute the results of a call: along which axis of the first result, and how many
