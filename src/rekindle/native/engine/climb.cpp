@@ -370,7 +370,7 @@ void Engine::climb(Call& call, Value* wanted, bool held, Locks locks) {
         for (std::uint32_t i = 0; i < frame.call->n_inputs; ++i) {
             Storage& input = *frame.call->edges[i].value->storage;
             if (locks == Locks::early) {
-                done_with(input);
+                evict_or_remove(input);
             } else {
                 // Dead values stay: to recompute one of them again, while other inputs are locked,
                 // could need more memory than there is.

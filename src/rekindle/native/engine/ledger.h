@@ -206,11 +206,10 @@ protected:
     // Free the memory of the storages in `freed_`.
     void free_all();
     void vanish(Storage& storage);
-    // Evict the dead `storage` if only recomputations may need it, else remove it. It stays in
-    // memory while an evicted value that the program can reach is recomputed from it.
+    // Evict `storage` if it is dead and only recomputations may need it; else remove it, if nothing
+    // needs it. A dead storage stays in memory while an evicted value that the program can reach is
+    // recomputed from it.
     void evict_or_remove(Storage& storage);
-    // Evict or free `storage`, which a recomputed call has read, if nothing needs it now.
-    void done_with(Storage& storage);
     // Remove `start` from the graph if no event can need it any more, and then the storages that
     // only its recomputation needed. Adds the resident ones to `freed_`.
     void prune(Storage& start);
