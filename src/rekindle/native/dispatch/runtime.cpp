@@ -237,10 +237,9 @@ bool run(Session& session, OperatorCall& call) {
         view(session, facts, call, lock);
     } else if (facts.moves) [[unlikely]] {
         set_memory(session, facts, call, lock);
-    } else if (facts.on_lists && run_list_in_parts(session, facts, call, lock, on_operator)) {
-        return true;
     } else if (
-        facts.several_gradients && run_gradients_in_turn(session, facts, call, lock, on_operator)
+        (facts.on_lists && run_list_in_parts(session, facts, call, lock, on_operator)) ||
+        (facts.several_gradients && run_gradients_in_turn(session, facts, call, lock, on_operator))
     ) {
         return true;
     } else if (!session.events.only_counting.on() || !run_counted(session, facts, call, lock)) {

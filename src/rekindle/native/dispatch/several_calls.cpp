@@ -194,7 +194,7 @@ Bytes bytes_of_tensor(const c10::IValue& value) {
 }  // namespace
 
 bool run_gradients_in_turn(
-    Session& session,
+    const Session& session,
     const Facts& facts,
     OperatorCall& call,
     Locked& lock,

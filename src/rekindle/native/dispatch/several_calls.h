@@ -42,7 +42,7 @@ bool run_list_in_parts(
 // with the operator not run, if it should run as a whole. Releases the session mutex while `run`
 // runs.
 bool run_gradients_in_turn(
-    Session& session,
+    const Session& session,
     const Facts& facts,
     OperatorCall& call,
     Locked& lock,

@@ -45,8 +45,8 @@ std::vector<std::int64_t> strides_of_channels_last(const Geometry& geometry) {
     }
 }
 
-constexpr std::size_t FORWARD = 3;   // position of the stride among the arguments of `convolution`
-constexpr std::size_t BACKWARD = 4;  // and of `convolution_backward`
+constexpr std::size_t STRIDE = 3;  // position of the stride among the arguments of `convolution`
+constexpr std::size_t STRIDE_BACKWARD = 4;  // and of `convolution_backward`
 
 // The arguments of `convolution` that are no tensors.
 struct Parameters final {
@@ -154,7 +154,7 @@ std::optional<at::MemoryFormat> format_of(const Geometry& geometry) {
 std::optional<ArgumentAxes> axes_of_convolution(
     std::span<const Geometry> arguments, std::span<const c10::IValue> given, int axis
 ) {
-    const Parameters parameters(given, FORWARD);
+    const Parameters parameters(given, STRIDE);
     if (!is_direct(arguments, parameters)) {
         return {};
     }
@@ -173,7 +173,7 @@ std::optional<ArgumentAxes> axes_of_convolution(
 std::optional<ArgumentAxes> axes_of_gradient(
     std::span<const Geometry> arguments, std::span<const c10::IValue> given, int axis
 ) {
-    const Parameters parameters(given, BACKWARD);
+    const Parameters parameters(given, STRIDE_BACKWARD);
     const c10::List<bool> mask = given.back().toBoolList();
     const bool is_slice = mask[0] && !mask[1] && !mask[2] && arguments[1].sizes.size() > 3 &&
                           parameters.groups == 1 && is_direct(arguments.subspan(1), parameters) &&
@@ -193,7 +193,7 @@ void find_stencil_of_convolution(
     }
     const bool backward = given.back().isBoolList();
     const auto tensors = backward ? arguments.subspan(1) : arguments;
-    const Parameters parameters(given, backward ? BACKWARD : FORWARD);
+    const Parameters parameters(given, backward ? STRIDE_BACKWARD : STRIDE);
     const Geometry& input = tensors[0];
     // meta kernels do not know them
     const std::vector<std::int64_t> strides = format_of(input) == at::MemoryFormat::Contiguous

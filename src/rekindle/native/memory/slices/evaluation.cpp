@@ -112,7 +112,7 @@ at::Tensor input_of_gradient(const SlicedCall& call, const at::Tensor& gradient)
     if (gradient.size(stencil.axis) != stencil.size) {
         sizes[rows] = stencil.computed(gradient.size(stencil.axis));
     }
-    return at::empty(sizes, gradient.options().memory_format(format_of(whole).value()));
+    return at::empty(sizes, gradient.options().memory_format(format_of(whole)));
 }
 
 // Return `targets` in 64 bits, with `IGNORED` for rows that have no loss.

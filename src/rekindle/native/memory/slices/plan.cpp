@@ -332,21 +332,29 @@ std::int64_t rows_to_compare(const SlicedCall& call, int axis) {
 
 namespace {
 
+// Return true if each result has as many positions along the axis `at` as the first one, and the
+// operator can be sliced along the axes `fixed`.
+bool all_have_axis(const SlicedCall& call, std::size_t at, AxisMask fixed) {
+    const Slicing& slicing = call.slicing();
+    return std::ranges::all_of(
+               first_of(fixed),
+               [&](const Range& other) {
+                   return slicing.axes[static_cast<std::size_t>(other.axis)].has_value();
+               }
+           ) &&
+           std::ranges::all_of(slicing.results, [&](const Geometry& each) {
+               return at < each.sizes.size() && each.sizes[at] == slicing.results[0].sizes[at];
+           });
+}
+
 // Return which slices along `axis` the kernel, or the way to compute columns, allows; none if none.
 // NOLINTNEXTLINE(misc-no-recursion): as above
 std::optional<Grain> direct_grain(const SlicedCall& call, int axis, AxisMask fixed, bool columns) {
     const auto at = static_cast<std::size_t>(axis);
     const auto& axes = call.slicing().axes;
     const std::int64_t n = call.result().sizes[at];
-    for (const Range& other : first_of(fixed)) {
-        if (!axes[static_cast<std::size_t>(other.axis)]) {
-            return {};
-        }
-    }
-    for (const Geometry& each : call.slicing().results) {
-        if (at >= each.sizes.size() || each.sizes[at] != n) {
-            return {};
-        }
+    if (!all_have_axis(call, at, fixed)) {
+        return {};
     }
     // Slices differ by half at most, and a trial compares a slice with its pieces.
     const std::optional<Grain> kernel = columns ? Grain() : kernel_grain(call, axis, fixed);
@@ -531,9 +539,13 @@ Bytes bytes_inside(const SlicedCall& call, const Box& box) {
         return first.nbytes() + result.nbytes();
     }
     const bool backward = image != geometries.data();
-    return workspace_of_convolution(format_of(*image), first, part(backward ? 2 : 1), result) +
-           // The input that nothing reads, and the gradient in the input's order.
-           (backward ? first.nbytes() + result.nbytes() : 0);
+    if (!backward) {
+        return workspace_of_convolution(format_of(*image), first, part(1), result);
+    }
+    // Whatever the order of the axes, some kernels copy. Also in memory: the input that nothing
+    // reads, and the gradient in the input's order.
+    return workspace_of_convolution(at::MemoryFormat::Contiguous, first, part(2), result) +
+           first.nbytes() + result.nbytes();
 }
 
 }  // namespace
