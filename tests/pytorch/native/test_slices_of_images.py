@@ -161,6 +161,9 @@ CONVOLUTIONS: dict[str, Convolution] = {
     "few elements": Convolution((3, 8, 24, 24), (64, 8, 3, 3), padding=1),
     "padding as wide as filter": Convolution((4, 16, 48, 40), (32, 16, 3, 3), 1, 3, sliced=False),
     "wide padding": Convolution((4, 8, 48, 40), (32, 8, 5, 5), 1, 4, 2, sliced=False),
+    "long strides, channels last": Convolution(
+        (3, 4, 31, 31), (20, 4, 3, 3), 3, 1, channels_last=True, sliced=False
+    ),
     "groups": Convolution((4, 16, 48, 40), (32, 8, 3, 3), 1, 1, groups=2, sliced=False),
 }
 
@@ -209,11 +212,15 @@ def test_gradients_of_convolution_in_turn_are_equal(name: str, threads: int) -> 
         with rekindle.budget(None, learn=False) as run:
             gradients()
         for share in (50, 65, 80):
+            tally, budget = Tally(), run.peak * share // 100
             with (
                 suppress(rekindle.OutOfBudget),
-                rekindle.budget(run.peak * share // 100, learn=False, split="equal"),
+                tally.counting(),
+                rekindle.budget(budget, learn=False, split="equal"),
+                tally.of_a_budget(),
             ):
                 assert same(gradients(), expected)
+            assert tally.within <= budget
 
 
 @pytest.mark.parametrize("wanted", [(0,), (1,), (0, 1), (1, 2)])

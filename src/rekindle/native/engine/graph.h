@@ -302,8 +302,8 @@ void each_parent(Storage& storage, F&& visit) {
     });
 }
 
-// Call `wanted` with the storages whose recomputation needs `storage`, until it returns true. Return
-// true if it did. A storage may be visited more than once.
+// Call `wanted` with the storages whose recomputation needs `storage`, until it returns true.
+// Return true if it did. A storage may be visited more than once.
 template <class F>
 bool any_child(Storage& storage, F&& wanted) {
     for (const Edge* edge = storage.first_consumer; edge != nullptr; edge = edge->next) {

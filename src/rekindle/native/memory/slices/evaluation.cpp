@@ -96,7 +96,9 @@ c10::IValue constant(const SlicedCall& call, std::size_t position) {
 at::Tensor without_gaps(const SlicedCall& call, std::size_t index, const at::Tensor& part) {
     const Geometry& whole = call.signature->geometries[index];
     if (const Geometry* image = input_of_convolution(call)) {
-        return index == 0 ? part.contiguous(format_of(*image).value()) : part;
+        return index == 0
+                   ? part.contiguous(format_of(*image).value_or(at::MemoryFormat::Contiguous))
+                   : part;
     }
     return call.slicing().blockwise && is_dense(whole) ? part.contiguous() : part;
 }
