@@ -281,9 +281,9 @@ Slicing Signature::find_slicing(std::span<const c10::IValue> unkeyed_args) const
         }
         found.joining = joining_of(facts, geometries, given, found.results[0]);
         for (std::size_t i = 0; i < found.results[0].sizes.size(); ++i) {
-            found.axes.push_back(axes_of_arguments(
-                facts, op, geometries, given, found.results[0], static_cast<int>(i)
-            ));
+            found.axes.push_back(
+                axes_of_arguments(facts, op, geometries, given, found, static_cast<int>(i))
+            );
         }
         const bool same_settings = global_flags() == with_present_dtype(key[1]);
         find_stencil(facts, geometries, given, same_settings, found);

@@ -562,9 +562,10 @@ std::optional<ArgumentAxes> axes_of_arguments(
     const c10::OperatorHandle& op,
     std::span<const Geometry> arguments,
     std::span<const c10::IValue> given,
-    const Geometry& result,
+    const Slicing& found,
     int axis
 ) {
+    const Geometry& result = found.results[0];
     const auto is_complex = [](const Geometry& each) {
         return c10::isComplexType(each.dtype.toScalarType());
     };
@@ -597,9 +598,8 @@ std::optional<ArgumentAxes> axes_of_arguments(
         case Rule::gathered:
             return axes_of_gathered(arguments, given, axis);
         case Rule::joined:
-            return joining_of(facts, arguments, given, result).axis == UNSLICED
-                       ? std::nullopt
-                       : Axes(ArgumentAxes(arguments.size(), axis));
+            return found.joining.axis == UNSLICED ? std::nullopt
+                                                  : Axes(ArgumentAxes(arguments.size(), axis));
         case Rule::convolution:
             return axes_of_convolution(arguments, given, axis);
         case Rule::gradient:

@@ -42,13 +42,13 @@ inline bool is_any_large(std::span<c10::TensorImpl* const> tensors, std::int64_t
 
 // Return which slices of the tensor arguments a slice of the results along `axis` needs; none if
 // the operator cannot be sliced along `axis`. `given` are all arguments, with any tensors of the
-// right shapes. `result` is the geometry of the first result.
+// right shapes. Of `found`, the results and the joining are known.
 std::optional<ArgumentAxes> axes_of_arguments(
     const Facts& facts,
     const c10::OperatorHandle& op,
     std::span<const Geometry> arguments,
     std::span<const c10::IValue> given,
-    const Geometry& result,
+    const Slicing& found,
     int axis
 );
 // Return how the operator joins its tensor arguments, or pads one with zeros. `arguments` are their

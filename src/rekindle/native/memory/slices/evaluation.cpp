@@ -469,17 +469,16 @@ void Evaluation::note_rows(
 void Evaluation::find_rows(const SlicedCall& call, const Range& range) {
     const int last = range.axis;
     const std::int64_t n = rows_of(call, last).sizes[0];
-    if (call.rows.known == n) {
-        return;
+    if (call.rows.known != n) {
+        call.rows = {};
+        each_block(
+            n,
+            rows_at_once(call, last, bytes_of(call, {range})),
+            grain_of_rows(call, last).value_or(Grain()).unit,
+            // NOLINTNEXTLINE(misc-no-recursion): as above
+            [&](std::int64_t begin, std::int64_t end) { rows(call, last, begin, end); }
+        );
     }
-    call.rows = {};
-    each_block(
-        n,
-        rows_at_once(call, last, bytes_of(call, {range})),
-        grain_of_rows(call, last).value_or(Grain()).unit,
-        // NOLINTNEXTLINE(misc-no-recursion): as above
-        [&](std::int64_t begin, std::int64_t end) { rows(call, last, begin, end); }
-    );
     // The kernel gives NaN another sign than the columns have.
     if (call.rows.known != n || call.rows.logarithm.isnan().any().item<bool>()) {
         refuse(call, last);

@@ -22,9 +22,14 @@ bool is_last_axis(const Geometry& geometry, int axis) {
     return std::cmp_equal(axis + 1, geometry.sizes.size());
 }
 
+// Return true if no axis has a larger stride than one before it.
+bool has_sorted_strides(const Geometry& geometry) {
+    return std::ranges::is_sorted(geometry.strides, std::greater_equal());
+}
+
 // Return true if the elements fill a storage in the order of the axes.
 bool is_in_order(const Geometry& geometry) {
-    return is_dense(geometry) && std::ranges::is_sorted(geometry.strides, std::greater_equal());
+    return is_dense(geometry) && has_sorted_strides(geometry);
 }
 
 // Return `n` halved until it fits, but not less than `least`.
@@ -141,7 +146,7 @@ Bytes bytes_copied(const SlicedCall& call, std::size_t index, const Box& box) {
         wanted = common_dtype(call);
     }
     const bool orders = call.signature->facts.name.find("softmax") != std::string::npos &&
-                        !std::ranges::is_sorted(view.strides, std::greater_equal());
+                        !has_sorted_strides(view);
     return wanted != dtype || orders
                ? narrowed(view, box).numel() * static_cast<Bytes>(c10::elementSize(wanted))
                : 0;
