@@ -312,11 +312,8 @@ void Ledger::vanish(Storage& storage) {
 
 void Ledger::evict_or_remove(Storage& storage) {
     const bool kept = storage.locks != 0 || storage.pinned || storage.checkpoint;
-    const bool evictable = storage.dead() && storage.consumed() && storage.resident && !kept;
-    if (evictable && storage.restorable()) {
-        if (!graph.feeds_evicted(storage)) {
-            evict(storage);
-        }
+    if (storage.consumed() && storage.resident && !kept && storage.restorable()) {
+        evict(storage);
     } else {
         prune(storage);
         free_all();
