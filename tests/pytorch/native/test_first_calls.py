@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("workspaces_unknown")
 def within(
     budget: int, step: Callable[[], object], **options: Any
 ) -> tuple[int, Run, rekindle.OutOfBudget | None]:
-    """Run `step` within a budget.
+    """Run `step` within a budget, each operator as a whole.
 
     Returns:
         The most bytes that were allocated at once, the run, and the `OutOfBudget` raised, or None.
@@ -43,7 +43,7 @@ def within(
 
     def run() -> None:
         try:
-            with rekindle.budget(budget, learn=False, **options) as run:
+            with rekindle.budget(budget, learn=False, split="never", **options) as run:
                 runs.append(run)
                 step()
         except rekindle.OutOfBudget as error:
@@ -213,7 +213,7 @@ def test_retried_first_call_of_operator_matches_pytorch() -> None:
     found: list[Tensor] = []
 
     def step() -> None:
-        with rekindle.budget(budget, learn=False) as run:
+        with rekindle.budget(budget, learn=False, split="never") as run:
             with pytest.raises(rekindle.OutOfBudget):
                 F.conv2d(x, weight, padding=1)
             run.budget = 3 * budget
