@@ -237,13 +237,16 @@ bool run(Session& session, OperatorCall& call) {
         view(session, facts, call, lock);
     } else if (facts.moves) [[unlikely]] {
         set_memory(session, facts, call, lock);
-    } else if (
-        (facts.on_lists && run_list_in_parts(session, facts, call, lock, on_operator)) ||
-        (facts.several_gradients && run_gradients_in_turn(session, facts, call, lock, on_operator))
-    ) {
+    } else if (facts.on_lists && run_list_in_parts(session, facts, call, lock, on_operator)) {
         return true;
     } else if (!session.events.only_counting.on() || !run_counted(session, facts, call, lock)) {
-        Operation(session, facts, call, lock, grad_mode).run(now);
+        const std::optional<OutOfBudgetError> shortage =
+            out_of_budget_of([&] { Operation(session, facts, call, lock, grad_mode).run(now); });
+        if (shortage && (!facts.several_gradients ||
+                         !run_gradients_in_turn(session, facts, call, lock, on_operator)))
+            [[unlikely]] {
+            throw OutOfBudgetError(*shortage);
+        }
     }
     return true;
 }

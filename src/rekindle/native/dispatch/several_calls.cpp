@@ -181,17 +181,7 @@ bool run_list_in_parts(
     return true;
 }
 
-namespace {
-
-// A share of the budget. The kernels copy what they read, and something else is in memory as well.
-constexpr Bytes LARGE_GRADIENTS_SHARE = 4;
-
-Bytes bytes_of_tensor(const c10::IValue& value) {
-    const at::Tensor& tensor = value.toTensor();
-    return tensor.numel() * static_cast<Bytes>(tensor.element_size());
-}
-
-}  // namespace
+namespace {}  // namespace
 
 bool run_gradients_in_turn(
     const Session& session,
@@ -206,10 +196,7 @@ bool run_gradients_in_turn(
     torch::jit::Stack& stack = call.stack();
     const std::span<const c10::IValue> given = last_values(stack, facts.arguments);
     const c10::List<bool> mask = given.back().toBoolList();
-    const Bytes total =
-        bytes_of_tensor(given[0]) + 2 * bytes_of_tensor(given[1]) + 2 * bytes_of_tensor(given[2]);
-    if (!mask[0] || !(mask[1] || mask[2]) ||
-        total <= session.engine.budget / LARGE_GRADIENTS_SHARE) {
+    if (!mask[0] || !(mask[1] || mask[2])) {
         return false;
     }
     lock.unlock();

@@ -37,10 +37,9 @@ bool run_list_in_parts(
     c10::function_ref<void(OperatorCall&)> run
 );
 
-// If the operator computes several gradients that would take a large share of the budget, compute
-// them in turn, each by a call of `run`, and put the results on the stack of `call`. Return false,
-// with the operator not run, if it should run as a whole. Releases the session mutex while `run`
-// runs.
+// Compute the gradients of an operator that has no room as a whole in turn, each by a call of
+// `run`, and put the results on the stack of `call`. Return false, with the operator not run, if
+// that is impossible. Releases the session mutex while `run` runs.
 bool run_gradients_in_turn(
     const Session& session,
     const Facts& facts,
