@@ -76,8 +76,7 @@ std::int64_t reach_of(const Geometry& weight, const Parameters& parameters, std:
 // AVX-512, oneDNN has more kernels, and chooses them by the shape.
 bool is_tried_processor() {
 #if defined(__x86_64__) && defined(__GNUC__)
-    static const bool tried = static_cast<bool>(__builtin_cpu_supports("avx2")) &&
-                              !static_cast<bool>(__builtin_cpu_supports("avx512f"));
+    static const bool tried = __builtin_cpu_supports("avx2") && !__builtin_cpu_supports("avx512f");
     return tried;
 #else
     return false;
