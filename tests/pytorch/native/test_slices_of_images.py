@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,16 +20,8 @@ from tests.pytorch.scenes.play import Tally
 pytestmark = pytest.mark.skipif(native_core() is None, reason="no native core")
 
 
-def is_tried_processor() -> bool:
-    """Return True if convolutions run in slices on this processor: with AVX2, not AVX-512."""
-    about = Path("/proc/cpuinfo")
-    words = about.read_text().split() if about.exists() else []
-    return "avx2" in words and "avx512f" not in words
-
-
-on_tried_processors = pytest.mark.skipif(
-    not is_tried_processor(), reason="convolutions run in slices with AVX2 without AVX-512 only"
-)
+SLICED = False  #: as `SLICES_CONVOLUTIONS` in native/ops/spatial.h
+if_sliced = pytest.mark.skipif(not SLICED, reason="slices of convolutions are switched off")
 
 Step = Callable[[], list[Tensor]]
 
@@ -117,7 +108,7 @@ MODELS: dict[str, Model] = {
 }
 
 
-@on_tried_processors
+@if_sliced
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("part", [0, 0.2, 0.4, 0.6, 0.8, 1])
 @pytest.mark.usefixtures("workspaces_unknown")
@@ -208,7 +199,7 @@ def test_convolution_in_slices_is_equal(name: str, threads: int) -> None:
                 assert same(found, expected)
                 assert tally.within <= budget
                 sliced = sliced or "in slices: " in str(run_in_slices.report())
-    assert sliced == (convolution.sliced and is_tried_processor())
+    assert sliced == (convolution.sliced and SLICED)
 
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)
@@ -259,7 +250,7 @@ def test_some_gradients_of_convolution_are_equal(wanted: tuple[int, ...]) -> Non
             assert same(gradients(), expected)
 
 
-@on_tried_processors
+@if_sliced
 def test_infinite_weight_meets_no_padding_between_slices() -> None:
     """A product of padding and infinity would be NaN: rows are cut off instead of padded."""
     x, weight, bias = CONVOLUTIONS["rows"].drawn()

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "../ops/spatial.h"
 #include "../torch/arguments.h"
 #include "../torch/geometry.h"
 
@@ -190,7 +191,7 @@ bool run_gradients_in_turn(
     Locked& lock,
     c10::function_ref<void(OperatorCall&)> run
 ) {
-    if (!session.may_slice() || session.engine.budget == UNLIMITED) {
+    if (!SLICES_CONVOLUTIONS || !session.may_slice() || session.engine.budget == UNLIMITED) {
         return false;
     }
     torch::jit::Stack& stack = call.stack();

@@ -72,21 +72,10 @@ std::int64_t reach_of(const Geometry& weight, const Parameters& parameters, std:
     return parameters.dilation[i] * (weight.sizes[i + 2] - 1) + 1;
 }
 
-// Return true if slices of convolutions were compared with the whole on such a processor. With
-// AVX-512, oneDNN has more kernels, and chooses them by the shape.
-bool is_tried_processor() {
-#if defined(__x86_64__) && defined(__GNUC__)
-    static const bool tried = __builtin_cpu_supports("avx2") && !__builtin_cpu_supports("avx512f");
-    return tried;
-#else
-    return false;
-#endif
-}
-
 // Return true if a direct kernel computes the convolution, if PyTorch leaves it to oneDNN.
 // `arguments` are the input, the filter, and any others.
 bool is_direct(std::span<const Geometry> arguments, const Parameters& parameters) {
-    if (!is_tried_processor()) {
+    if (!SLICES_CONVOLUTIONS) {
         return false;
     }
     const Geometry& input = arguments[0];
