@@ -182,8 +182,6 @@ bool run_list_in_parts(
     return true;
 }
 
-namespace {}  // namespace
-
 bool run_gradients_in_turn(
     const Session& session,
     const Facts& facts,
