@@ -345,12 +345,17 @@ def test_user_held_values_stay_while_older_thread_runs() -> None:
         begun.set()
         done.wait()
 
-    budget = harshest(skips, evict="auto").budget
+    with cores.fixed_prices():
+        budget = harshest(skips, evict="auto").budget
     thread = threading.Thread(target=other)
     thread.start()
     begun.wait()
     try:
-        with pytest.raises(rekindle.OutOfBudget), evicting_held(budget):
+        with (
+            cores.fixed_prices(),
+            pytest.raises(rekindle.OutOfBudget),
+            evicting_held(budget),
+        ):
             skips()()
     finally:
         done.set()

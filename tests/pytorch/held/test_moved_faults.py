@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import subprocess
 import sys
@@ -20,6 +22,8 @@ from rekindle.pytorch.swap._host_store import Copies
 from tests.pytorch.bits import differing, everything
 from tests.pytorch.cores import fixed_prices
 from tests.pytorch.held.test_moved_state import LARGEST, WIDTH, Task, moving
+from tests.pytorch.swap.test_swap_faults import failing
+from tests.pytorch.tracker import Tracker
 
 
 def in_thread(act: Callable[[], object]) -> None:
@@ -153,3 +157,19 @@ def test_interrupt_during_copy_loses_no_weight(
     finally:
         signal.signal(signal.SIGINT, before)
     assert differing(got, wanted) == []
+
+
+def test_outdated_copy_that_cannot_be_written_again_keeps_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The value stays in memory, and counts. So there is an error, and nothing is lost."""
+    tensors = [torch.full((WIDTH, WIDTH), float(i)) for i in range(12)]
+    with Tracker(resized=True) as tracker, moving(tmp_path, 6 * LARGEST):
+        for tensor in tensors:
+            tensor.add_(1)
+            torch.autograd.graph.increment_version(tensor)
+        monkeypatch.setattr(os, "pwrite", failing(os.pwrite, errno.ENOSPC))
+        with pytest.raises(rekindle.OutOfBudget, match="No space left on device"):
+            torch.stack(tensors[:5])
+        assert tracker.peak <= 6 * LARGEST
+    assert all((tensor == i + 1).all() for i, tensor in enumerate(tensors))

@@ -229,7 +229,7 @@ def deeply(weight: Tensor) -> Tensor:
 # -- values without a recipe -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("after", [0, 5])
+@pytest.mark.parametrize("after", [0, 5, 7])
 def test_value_without_recipe_is_kept_if_swap_write_fails(
     after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,6 +258,14 @@ def test_value_without_recipe_is_kept_if_swap_write_fails(
     assert torch.equal(got, wanted)
     assert tracker.peak <= 40 * VECTOR
     check(run)
+
+
+def test_values_without_recipe_are_written_to_swap_once(tmp_path: Path) -> None:
+    """Nothing can write a value that only autograd holds, so its first copy stays valid."""
+    weight = vector(True)
+    with swapping(tmp_path, 10 * VECTOR) as run:
+        torch.autograd.grad(hoard(weight), weight)
+    assert swapped(run).out <= 20 * VECTOR
 
 
 def test_lost_value_without_recipe_raises_swap_failed(

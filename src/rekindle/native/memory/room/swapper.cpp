@@ -70,14 +70,18 @@ bool Swapper::has_room(Bytes nbytes) {
 }
 
 void Swapper::wait_for(Bytes nbytes) {
+    for (StorageRecord* record : std::exchange(not_copied_, {})) {
+        undo_eviction_without_copy(record);
+    }
     while (!writes_in_flight_.empty() && copies.ended(writes_in_flight_.front().record->id)) {
         finish_write(*writes_in_flight_.front().record);
     }
-    if (engine_.budget != UNLIMITED) {
-        const Bytes most = engine_.budget - (engine_.memory - counted_) - nbytes;
-        while (!writes_in_flight_.empty() && in_flight() > most) {
-            finish_write(*writes_in_flight_.front().record);
-        }
+    // If a copy fails, its value stays, and the engine counts it again.
+    const auto has_room = [&] {
+        return engine_.memory - counted_ + in_flight() + nbytes <= engine_.budget;
+    };
+    while (engine_.budget != UNLIMITED && !writes_in_flight_.empty() && !has_room()) {
+        finish_write(*writes_in_flight_.front().record);
     }
     if (!performing_) {
         count(in_flight());
@@ -160,7 +164,9 @@ bool Swapper::begin(StorageRecord& record) {
 // (`Events::about_to_write`). This also finds those that only a version counter shows.
 void Swapper::about_to_trust_copy(StorageRecord& record) {
     const auto found = copied_.find(&record);
-    if (record.replayable || found == copied_.end() || record.leaving || record.coming) {
+    const bool may_be_written = record.held && record.evictable_while_held;
+    if (!may_be_written || record.replayable || found == copied_.end() || record.leaving ||
+        record.coming) {
         return;
     }
     HostCopy& copy = found->second;
@@ -210,9 +216,9 @@ bool Swapper::write_now(StorageRecord& record, const StoragePtr& storage_impl) {
 }
 
 void Swapper::gone(StorageRecord& record, StoragePtr memory) {
-    if (const auto found = copied_.find(&record);
-        memory && found != copied_.end() && found->second.instead) {
-        found->second.instead = memory;
+    if (const auto found = copied_.find(&record); found != copied_.end() && found->second.instead) {
+        found->second.instead = memory ? memory : found->second.instead;
+        not_copied_.push_back(&record);
     }
     // if the value was swapped in early, and is evicted again before anything read it, end the
     // swap-in
@@ -258,6 +264,19 @@ void Swapper::handle_failed_write(StorageRecord& record, const StoragePtr& stora
     } else {
         engine_.copy_lost(record);
     }
+}
+
+// Undo the eviction of `record` if its copy was outdated and could not be written again. The record
+// may have been removed meanwhile.
+void Swapper::undo_eviction_without_copy(StorageRecord* record) {
+    const auto found = copied_.find(record);
+    if (found == copied_.end() || !found->second.instead || record->resident) {
+        return;
+    }
+    const StoragePtr memory = std::move(found->second.instead);
+    copied_.erase(found);
+    engine_.swap_out_failed(*record);
+    registry_.attach(*record, memory);
 }
 
 // Wait for the swap-out of `record`. Return true if the host copy is complete.

@@ -121,6 +121,7 @@ private:
     bool write_now(StorageRecord& record, const StoragePtr& storage_impl);
     void finish_write(StorageRecord& record);
     void handle_failed_write(StorageRecord& record, const StoragePtr& storage_impl);
+    void undo_eviction_without_copy(StorageRecord* record);
     void report_streams();
     std::string read(StorageRecord& record);
     std::string read_now(StorageRecord& record);
@@ -131,6 +132,8 @@ private:
     Registry& registry_;
     // Records that have a host copy, complete or still being written.
     std::unordered_map<const StorageRecord*, HostCopy> copied_;
+    // Records that were evicted without a copy (`HostCopy::instead`).
+    std::vector<StorageRecord*> not_copied_;
     // Swap-outs in flight, the oldest first.
     Moves writes_in_flight_;
     // early swap-ins in flight, of records that the engine regards as in memory
