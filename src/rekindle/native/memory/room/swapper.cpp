@@ -19,20 +19,20 @@ std::int64_t version_of(const StorageRecord& record) {
     return tensor ? Version::count_of(tensor->version_counter()) : -1;
 }
 
-}  // namespace
-
-Swapper::Swapper(Engine& engine, Registry& registry, _object* store)
-    : copies(store), engine_(engine), registry_(registry) {}
-
 // Remove the transfer of `record` from `moves`, the transfers in flight. Return the memory that the
 // transfer reads or writes.
-StoragePtr Swapper::take(Moves& moves, const StorageRecord& record) {
+StoragePtr take(std::vector<Moving>& moves, const StorageRecord& record) {
     const auto found =
         std::ranges::find_if(moves, [&](const Moving& each) { return each.record == &record; });
     StoragePtr storage_impl = std::move(found->storage_impl);
     moves.erase(found);
     return storage_impl;
 }
+
+}  // namespace
+
+Swapper::Swapper(Engine& engine, Registry& registry, _object* store)
+    : copies(store), engine_(engine), registry_(registry) {}
 
 // -- time -----------------------------------------------------------------------------------------
 
@@ -70,8 +70,17 @@ bool Swapper::has_room(Bytes nbytes) {
 }
 
 void Swapper::wait_for(Bytes nbytes) {
+    // Undo evictions of values whose outdated copies could not be written again. The records may
+    // have been removed meanwhile.
     for (StorageRecord* record : std::exchange(not_copied_, {})) {
-        undo_eviction_without_copy(record);
+        const auto found = copied_.find(record);
+        if (found == copied_.end() || !found->second.instead || record->resident) {
+            continue;
+        }
+        const StoragePtr memory = std::move(found->second.instead);
+        copied_.erase(found);
+        engine_.swap_out_failed(*record);
+        registry_.attach(*record, memory);
     }
     while (!writes_in_flight_.empty() && copies.ended(writes_in_flight_.front().record->id)) {
         finish_write(*writes_in_flight_.front().record);
@@ -264,19 +273,6 @@ void Swapper::handle_failed_write(StorageRecord& record, const StoragePtr& stora
     } else {
         engine_.copy_lost(record);
     }
-}
-
-// Undo the eviction of `record` if its copy was outdated and could not be written again. The record
-// may have been removed meanwhile.
-void Swapper::undo_eviction_without_copy(StorageRecord* record) {
-    const auto found = copied_.find(record);
-    if (found == copied_.end() || !found->second.instead || record->resident) {
-        return;
-    }
-    const StoragePtr memory = std::move(found->second.instead);
-    copied_.erase(found);
-    engine_.swap_out_failed(*record);
-    registry_.attach(*record, memory);
 }
 
 // Wait for the swap-out of `record`. Return true if the host copy is complete.

@@ -34,6 +34,12 @@
 
 namespace rekindle {
 
+// A transfer in flight between device and host, and the device memory that it reads or writes.
+struct Moving final {
+    StorageRecord* record;
+    StoragePtr storage_impl;
+};
+
 // The host copies of values of one budget, and the transfers in flight. Every member needs the
 // session mutex.
 class Swapper final {
@@ -94,14 +100,6 @@ public:
     const char* fault() const;
 
 private:
-    // A transfer in flight between device and host, and the device memory that it reads or writes.
-    struct Moving final {
-        StorageRecord* record;
-        StoragePtr storage_impl;
-    };
-
-    using Moves = std::vector<Moving>;
-
     // The copy of a value on the host.
     struct HostCopy final {
         std::int64_t version;  // count of the value's version counter then; negative: unknown
@@ -110,7 +108,6 @@ private:
         StoragePtr instead;
     };
 
-    static StoragePtr take(Moves& moves, const StorageRecord& record);
     Bytes in_flight() const noexcept;
     void count(Bytes nbytes);
     std::int64_t version_after_parts(
@@ -121,7 +118,6 @@ private:
     bool write_now(StorageRecord& record, const StoragePtr& storage_impl);
     void finish_write(StorageRecord& record);
     void handle_failed_write(StorageRecord& record, const StoragePtr& storage_impl);
-    void undo_eviction_without_copy(StorageRecord* record);
     void report_streams();
     std::string read(StorageRecord& record);
     std::string read_now(StorageRecord& record);
@@ -135,9 +131,9 @@ private:
     // Records that were evicted without a copy (`HostCopy::instead`).
     std::vector<StorageRecord*> not_copied_;
     // Swap-outs in flight, the oldest first.
-    Moves writes_in_flight_;
+    std::vector<Moving> writes_in_flight_;
     // early swap-ins in flight, of records that the engine regards as in memory
-    Moves reads_in_flight_;
+    std::vector<Moving> reads_in_flight_;
     bool performing_ = false;  // true while `perform` runs events
     Bytes counted_ = 0;        // bytes of transfers in flight that the engine counts between events
     // number of the program's streams that `report_streams` has passed to `copies`, the host store
