@@ -240,13 +240,7 @@ bool run(Session& session, OperatorCall& call) {
     } else if (facts.on_lists && run_list_in_parts(session, facts, call, lock, on_operator)) {
         return true;
     } else if (!session.events.only_counting.on() || !run_counted(session, facts, call, lock)) {
-        const std::optional<OutOfBudgetError> shortage =
-            out_of_budget_of([&] { Operation(session, facts, call, lock, grad_mode).run(now); });
-        if (shortage && (!facts.several_gradients ||
-                         !run_gradients_in_turn(session, facts, call, lock, on_operator)))
-            [[unlikely]] {
-            throw OutOfBudgetError(*shortage);
-        }
+        Operation(session, facts, call, lock, grad_mode).run(now);
     }
     return true;
 }

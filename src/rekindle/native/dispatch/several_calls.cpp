@@ -1,11 +1,9 @@
 #include "several_calls.h"
 
 #include <algorithm>
-#include <array>
 #include <utility>
 #include <vector>
 
-#include "../ops/spatial.h"
 #include "../torch/arguments.h"
 #include "../torch/geometry.h"
 
@@ -178,40 +176,6 @@ bool run_list_in_parts(
             all.push_back(each.toTensor());
         }
         stack.emplace_back(std::move(all));
-    }
-    return true;
-}
-
-bool run_gradients_in_turn(
-    const Session& session,
-    const Facts& facts,
-    OperatorCall& call,
-    Locked& lock,
-    c10::function_ref<void(OperatorCall&)> run
-) {
-    if (!SLICES_CONVOLUTIONS || !session.may_slice() || session.engine.budget == UNLIMITED) {
-        return false;
-    }
-    torch::jit::Stack& stack = call.stack();
-    const std::span<const c10::IValue> given = last_values(stack, facts.arguments);
-    const c10::List<bool> mask = given.back().toBoolList();
-    if (!mask[0] || !(mask[1] || mask[2])) {
-        return false;
-    }
-    lock.unlock();
-    std::array<c10::IValue, 3> results{at::Tensor(), at::Tensor(), at::Tensor()};
-    for (const auto& wanted : {c10::List<bool>{false, mask[1], mask[2]}, {true, false, false}}) {
-        torch::jit::Stack part(given.begin(), given.end());
-        part.back() = wanted;
-        BoxedCall called(call.op, call.keys, &part);
-        run(called);
-        for (std::size_t i = 0; i < results.size(); ++i) {
-            results[i] = wanted[i] ? std::move(part[i]) : std::move(results[i]);
-        }
-    }
-    torch::jit::drop(stack, facts.arguments);
-    for (c10::IValue& each : results) {
-        stack.push_back(std::move(each));
     }
     return true;
 }

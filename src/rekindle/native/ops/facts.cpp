@@ -199,8 +199,6 @@ Facts& learn(const c10::OperatorHandle& op) {
     // value until all streams that read it have done so.
     facts.view = facts.view || facts.marks || facts.name == "aten::record_stream";
     facts.on_lists = is_on_lists(facts, schema);
-    facts.several_gradients =
-        facts.name == "aten::convolution_backward" && op.operator_name().overload_name.empty();
     facts.region = facts.name.starts_with("rekindle_regions");
     facts.unit = facts.name.starts_with("rekindle_units");
     facts.talks = has_effects(facts.name);

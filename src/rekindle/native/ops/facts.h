@@ -144,8 +144,6 @@ struct Facts final {
     // as
     // `_foreach_add_` and `_fused_adam_` do (dispatch/several_calls.h).
     bool on_lists = false;
-    // The operator computes several gradients, each by itself (dispatch/several_calls.h).
-    bool several_gradients = false;
     // Number of signatures of the operator that were tried. Guarded by the session mutex.
     mutable int tried = 0;
     // The operator was removed from the dispatcher, or another operator got its name.

@@ -267,10 +267,10 @@ Slicing Signature::find_slicing(std::span<const c10::IValue> unkeyed_args) const
         const ReplayDispatchGuard guard(false);
         std::vector<at::Tensor> kept = metas;
         each_tensor(run_on_meta(metas, unkeyed_args), [&](std::uint32_t, const at::Tensor& tensor) {
-            if (tensor.defined()) {
-                found.results.push_back(Geometry::of(*tensor.unsafeGetTensorImpl()));
-                found.results.back().device = geometries[0].device;
-            }
+            found.results.push_back(
+                tensor.defined() ? Geometry::of(*tensor.unsafeGetTensorImpl()) : Geometry()
+            );
+            found.results.back().device = geometries[0].device;
         });
         torch::jit::Stack given;
         arguments(given, kept, unkeyed_args);
@@ -280,13 +280,12 @@ Slicing Signature::find_slicing(std::span<const c10::IValue> unkeyed_args) const
             return found;
         }
         found.joining = joining_of(facts, geometries, given, found.results[0]);
+        found.upsampling = upsampling_of(facts, geometries[0], given, found.results[0]);
         for (std::size_t i = 0; i < found.results[0].sizes.size(); ++i) {
             found.axes.push_back(
                 axes_of_arguments(facts, op, geometries, given, found, static_cast<int>(i))
             );
         }
-        const bool same_settings = global_flags() == with_present_dtype(key[1]);
-        find_stencil(facts, geometries, given, same_settings, found);
     } catch (const std::exception& error) {
         if (ends_the_program(error)) {
             throw;

@@ -79,52 +79,39 @@ struct Joining final {
 
     int axis = UNSLICED;  // the result is nothing like that
     std::vector<Place> places;
+
+    // Return true if there are no zeros in `result`. Places do not overlap.
+    bool fills(const Geometry& result) const {
+        std::int64_t total = 0;
+        for (const Place& each : places) {
+            total += each.length;
+        }
+        return total == result.sizes[static_cast<std::size_t>(axis)];
+    }
 };
 
-// Along `axis`, position `i` of the result follows from `reach` positions of the first argument,
-// from `i * stride / factor - padding` on. What lies outside of the argument is no position. A
-// slice is computed from the positions that it needs, by the same operator with the same padding.
-// So the first results, which follow from too few positions, are cut off, and those after the last.
-struct Stencil final {
+// Along `axis`, position `i` of the result is position `i / factor` of the only argument.
+struct Upsampling final {
     int axis = UNSLICED;    // there is no such axis
     std::int64_t size = 0;  // positions of the argument
-    std::int64_t stride = 1;
-    std::int64_t padding = 0;
-    std::int64_t reach = 1;
-    std::int64_t factor = 1;  // so many positions follow from the same ones
-
-    // Return the first position that is computed in order to get the positions from `begin` on.
-    std::int64_t first(std::int64_t begin) const noexcept {
-        const std::int64_t lead = (padding + stride - 1) / stride;
-        return std::max(begin - lead, std::int64_t{0}) / factor * factor;
-    }
+    std::int64_t factor = 1;
 
     // Return the first position of the argument that the positions from `begin` on need.
-    std::int64_t begin_of(std::int64_t begin) const noexcept {
-        return first(begin) * stride / factor;
-    }
+    std::int64_t begin_of(std::int64_t begin) const noexcept { return begin / factor; }
 
     // Return the end of the positions of the argument that the positions up to `end` need.
-    std::int64_t end_of(std::int64_t end) const noexcept {
-        return std::min(size, (end - 1) * stride / factor - padding + reach);
-    }
-
-    // Return how many positions are computed from `length` positions of the argument.
-    std::int64_t computed(std::int64_t length) const noexcept {
-        return ((length + 2 * padding - reach) / stride + 1) * factor;
-    }
+    std::int64_t end_of(std::int64_t end) const noexcept { return (end - 1) / factor + 1; }
 
     // Return an upper bound of the positions of the argument that `length` positions need.
     std::int64_t most_needed(std::int64_t length) const noexcept {
-        const std::int64_t lead = (padding + stride - 1) / stride + factor - 1;
-        return std::min(size, (length - 1 + lead) * stride / factor + reach);
+        return std::min(size, (length + factor - 2) / factor + 1);
     }
 };
 
 // How calls with one signature run in slices. axes: for each axis of the first result, which slices
 // of the arguments it needs; none if the operator cannot be sliced along it.
 struct Slicing final {
-    std::vector<Geometry> results;  // those that are defined, which are the first
+    std::vector<Geometry> results;
     std::vector<std::optional<ArgumentAxes>> axes;
     SliceTrials trials;
     // The operator is pointwise, and its kernel may give an element other bits if it is among those
@@ -132,9 +119,7 @@ struct Slicing final {
     bool blockwise = false;
     int threads = 1;  // with so many threads the kernel runs
     Joining joining;
-    Stencil stencil;
-    // For each axis: with fewer positions, another kernel runs. Empty if that is not known.
-    std::vector<std::int64_t> least;
+    Upsampling upsampling;
 };
 
 }  // namespace rekindle

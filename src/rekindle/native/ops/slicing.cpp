@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "facts.h"
-#include "spatial.h"
 
 namespace rekindle {
 
@@ -24,10 +23,8 @@ enum class Rule : std::uint8_t {
     reduction,
     norm,
     embedding,
-    gathered,  // `gather`
-    joined,    // `cat`, and `slice_backward`, which joins its argument and zeros
-    convolution,
-    gradient,    // `convolution_backward` of the input alone
+    gathered,    // `gather`
+    joined,      // `cat`, and `slice_backward`, which joins its argument and zeros
     upsampling,  // `upsample_nearest2d`
 };
 
@@ -51,8 +48,6 @@ constexpr std::array NAMED{
     Named{"aten::bmm", Rule::products},
     Named{"aten::cat", Rule::joined},
     Named{"aten::clone", Rule::pointwise},
-    Named{"aten::convolution", Rule::convolution},
-    Named{"aten::convolution_backward", Rule::gradient},
     Named{"aten::embedding", Rule::embedding},
     Named{"aten::gather", Rule::gathered},
     Named{"aten::mean", Rule::reduction},
@@ -363,17 +358,6 @@ std::optional<Grain> grain_of_reduction(const Geometry& input, const Slicing& sl
     return grain_of_columns(beside);
 }
 
-// See NOTE [Convolutions in slices] in spatial.h.
-std::optional<Grain> grain_of_convolution(const Slicing& slicing, int axis, std::uint32_t fixed) {
-    constexpr std::int64_t channels = 16;
-    const std::int64_t least =
-        slicing.least.empty() ? 0 : slicing.least[static_cast<std::size_t>(axis)];
-    if (fixed != 0 || least == 0) {
-        return {};
-    }
-    return axis == 1 ? Grain{channels, channels} : Grain{1, least};
-}
-
 }  // namespace
 
 std::optional<Grain> grain_of_kernel(
@@ -398,9 +382,6 @@ std::optional<Grain> grain_of_kernel(
             return grain_of_rows(facts, slicing, axis, fixed);
         case Rule::reduction:
             return fixed == 0 ? grain_of_reduction(arguments[0], slicing, axis) : std::nullopt;
-        case Rule::convolution:
-        case Rule::gradient:
-            return grain_of_convolution(slicing, axis, fixed);
         case Rule::upsampling:
             return fixed == 0 ? std::optional(Grain()) : std::nullopt;
         default:
@@ -414,8 +395,7 @@ bool has_slices(const Facts& facts, const c10::OperatorHandle& op) {
 
 bool reads_only_shape(const Facts& facts, std::size_t index) {
     return facts.name == "aten::_unsafe_view" ||
-           (index == 1 && (facts.name == "aten::convolution_backward" ||
-                           facts.name == "aten::nll_loss_backward"));
+           (index == 1 && facts.name == "aten::nll_loss_backward");
 }
 
 namespace {
@@ -557,6 +537,25 @@ Joining joining_of(
                                : joining_of_list(arguments, given, result);
 }
 
+Upsampling upsampling_of(
+    const Facts& facts,
+    const Geometry& argument,
+    std::span<const c10::IValue> given,
+    const Geometry& result
+) {
+    if (named_rule(facts) != Rule::upsampling) {
+        return {};
+    }
+    constexpr int rows = 2;
+    const std::int64_t size = argument.sizes[rows];
+    const std::int64_t factor = result.sizes[rows] / size;
+    // With other factors, rounding decides which position is nearest.
+    const bool is_exact = factor > 0 && factor * size == result.sizes[rows] &&
+                          (factor & (factor - 1)) == 0 &&
+                          (given[2].isNone() || given[2].toDouble() == static_cast<double>(factor));
+    return is_exact ? Upsampling{rows, size, factor} : Upsampling();
+}
+
 std::optional<ArgumentAxes> axes_of_arguments(
     const Facts& facts,
     const c10::OperatorHandle& op,
@@ -600,32 +599,11 @@ std::optional<ArgumentAxes> axes_of_arguments(
         case Rule::joined:
             return found.joining.axis == UNSLICED ? std::nullopt
                                                   : Axes(ArgumentAxes(arguments.size(), axis));
-        case Rule::convolution:
-            return axes_of_convolution(arguments, given, axis);
-        case Rule::gradient:
-            return axes_of_gradient(arguments, given, axis);
         case Rule::upsampling:
-            return axis < n - 1 ? Axes(ArgumentAxes(1, axis)) : std::nullopt;
+            return axis < 2 || axis == found.upsampling.axis ? Axes(ArgumentAxes(1, axis))
+                                                             : std::nullopt;
     }
     return {};
-}
-
-void find_stencil(
-    const Facts& facts,
-    std::span<const Geometry> arguments,
-    std::span<const c10::IValue> given,
-    bool same_settings,
-    Slicing& found
-) {
-    const Rule rule = named_rule(facts);
-    if (rule == Rule::convolution || rule == Rule::gradient) {
-        find_stencil_of_convolution(arguments, given, same_settings, found);
-    } else if (rule == Rule::upsampling) {
-        find_stencil_of_upsampling(arguments[0], given, found);
-        if (found.stencil.axis == UNSLICED) {
-            found.axes[2] = {};
-        }
-    }
 }
 
 }  // namespace rekindle

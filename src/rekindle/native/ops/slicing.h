@@ -9,6 +9,16 @@
 // along the axis that it adds up. The first run of each signature in slices is compared with its
 // own pieces, and so is each that is shorter or longer than those compared before (`SliceTrials`),
 // because a kernel may still choose another order for other sizes.
+//
+// NOTE [Convolutions have no slices]
+//
+// oneDNN has many kernels for convolutions. In random convolutions on a processor with AVX2, slices
+// had equal bits if a direct kernel (`jit`) computed them. Some had other bits with kernels that
+// multiply matrices (`brgconv`, `gemm`): their order also depends on the number of images and of
+// threads, and two slices may agree where the whole differs. Scenario: with four threads, oneDNN
+// computes the gradient of the input of a convolution with stride 2 by `brgconv_strided`, and one
+// image alone gets other bits than among 17 images. PyTorch does not tell which kernel runs, so
+// there is no rule for slices.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -42,7 +52,7 @@ inline bool is_any_large(std::span<c10::TensorImpl* const> tensors, std::int64_t
 
 // Return which slices of the tensor arguments a slice of the results along `axis` needs; none if
 // the operator cannot be sliced along `axis`. `given` are all arguments, with any tensors of the
-// right shapes. Of `found`, the results and the joining are known.
+// right shapes. Of `found`, the results, the joining and the upsampling are known.
 std::optional<ArgumentAxes> axes_of_arguments(
     const Facts& facts,
     const c10::OperatorHandle& op,
@@ -59,15 +69,13 @@ Joining joining_of(
     std::span<const c10::IValue> given,
     const Geometry& result
 );
-// Note in `found`, of which the results and axes are known, along which axis slices need other
-// positions of the argument, and how few suffice. same_settings: PyTorch's settings are those of
-// the call. The caller has made sure that operators are not intercepted.
-void find_stencil(
+// Return along which axis the operator repeats the positions of its argument. `given` are all
+// arguments, and `result` is the geometry of the result.
+Upsampling upsampling_of(
     const Facts& facts,
-    std::span<const Geometry> arguments,
+    const Geometry& argument,
     std::span<const c10::IValue> given,
-    bool same_settings,
-    Slicing& found
+    const Geometry& result
 );
 // Return true if the operator, when it runs in slices, reads only the shape of its tensor argument
 // `index`.

@@ -19,7 +19,6 @@
 #include <utility>
 
 #include "../../ops/call_again.h"
-#include "../../ops/spatial.h"
 #include "../../torch/replay_dispatch_guard.h"
 
 namespace rekindle {
@@ -91,30 +90,10 @@ c10::IValue constant(const SlicedCall& call, std::size_t position) {
 }
 
 // Return `part`, a slice of argument `index` of `call`, without gaps if the argument has none:
-// kernels of pointwise operators (GELU's, for one) compute memory with gaps in another way, and
-// convolutions do not recognize in which order the axes of the whole are.
+// kernels of pointwise operators (GELU's, for one) compute memory with gaps in another way.
 at::Tensor without_gaps(const SlicedCall& call, std::size_t index, const at::Tensor& part) {
-    const Geometry& whole = call.signature->geometries[index];
-    if (const Geometry* image = input_of_convolution(call)) {
-        return index == 0
-                   ? part.contiguous(format_of(*image).value_or(at::MemoryFormat::Contiguous))
-                   : part;
-    }
-    return call.slicing().blockwise && is_dense(whole) ? part.contiguous() : part;
-}
-
-// Return a tensor with the shape and the order of the input of a convolution of which `gradient` is
-// a slice of the gradient. Nothing reads it.
-at::Tensor input_of_gradient(const SlicedCall& call, const at::Tensor& gradient) {
-    const Geometry& whole = call.signature->geometries[1];
-    std::vector<std::int64_t> sizes(whole.sizes.begin(), whole.sizes.end());
-    const Stencil& stencil = call.slicing().stencil;
-    const auto rows = static_cast<std::size_t>(stencil.axis);
-    sizes[0] = gradient.size(0);
-    if (gradient.size(stencil.axis) != stencil.size) {
-        sizes[rows] = stencil.computed(gradient.size(stencil.axis));
-    }
-    return at::empty(sizes, gradient.options().memory_format(format_of(whole)));
+    const bool whole = call.slicing().blockwise && is_dense(call.signature->geometries[index]);
+    return whole ? part.contiguous() : part;
 }
 
 // Return `targets` in 64 bits, with `IGNORED` for rows that have no loss.
@@ -129,33 +108,23 @@ at::Tensor usual_targets(const at::Tensor& targets, std::int64_t ignored) {
 std::vector<at::Tensor> Evaluation::run_kernel(
     const SlicedCall& call, const Box& box, std::vector<at::Tensor> arguments
 ) {
-    const Stencil& stencil = call.slicing().stencil;
-    if (box.empty() || box.back().axis != stencil.axis) {
+    const Upsampling& upsampling = call.slicing().upsampling;
+    if (box.empty() || box.back().axis != upsampling.axis) {
         return run_kernel(call, std::move(arguments));
     }
     const Range& range = box.back();
-    at::Tensor made;
-    if (stencil.factor > 1) {
-        std::vector<std::int64_t> sizes(call.result().sizes.begin() + 2, call.result().sizes.end());
-        sizes[0] = stencil.computed(arguments[0].size(stencil.axis));
-        made = at::upsample_nearest2d(
-            arguments[0],
-            sizes,
-            constant(call, 2).toOptional<double>(),
-            constant(call, 3).toOptional<double>()
-        );
-    } else {
-        made = run_kernel(call, std::move(arguments))[0];
-    }
-    return {made.narrow(stencil.axis, range.begin - stencil.first(range.begin), range.length())};
+    const at::Tensor made = at::upsample_nearest2d(
+        arguments[0],
+        {upsampling.factor * arguments[0].size(upsampling.axis), call.result().sizes.back()},
+        constant(call, 2).toOptional<double>(),
+        constant(call, 3).toOptional<double>()
+    );
+    return {made.narrow(upsampling.axis, range.begin % upsampling.factor, range.length())};
 }
 
 std::vector<at::Tensor> Evaluation::run_kernel(
     const SlicedCall& call, std::vector<at::Tensor> arguments
 ) {
-    if (is_called(call, "aten::convolution_backward")) {
-        arguments[1] = input_of_gradient(call, arguments[0]);
-    }
     const torch::jit::Stack stack = call_again(
         *call.signature,
         arguments,
@@ -165,11 +134,7 @@ std::vector<at::Tensor> Evaluation::run_kernel(
         [](c10::function_ref<void()> kernel) { kernel(); }
     );
     std::vector<at::Tensor> results;
-    each_tensor(stack, [&](std::uint32_t, const at::Tensor& tensor) {
-        if (tensor.defined()) {
-            results.push_back(tensor);
-        }
-    });
+    each_tensor(stack, [&](std::uint32_t, const at::Tensor& tensor) { results.push_back(tensor); });
     return results;
 }
 
@@ -203,8 +168,9 @@ std::vector<at::Tensor> Evaluation::run(const SlicedCall& call, const Box& box) 
 at::Tensor Evaluation::joined(const SlicedCall& call, const Box& box) {
     const Geometry& result = call.result();
     const Joining& joining = call.slicing().joining;
-    at::Tensor made =
-        at::zeros(narrowed(result, box).sizes, at::TensorOptions().dtype(result.dtype));
+    const auto options = at::TensorOptions().dtype(result.dtype);
+    const auto sizes = narrowed(result, box).sizes;
+    at::Tensor made = joining.fills(result) ? at::empty(sizes, options) : at::zeros(sizes, options);
     const auto* const along = std::ranges::find(box, joining.axis, &Range::axis);
     const std::int64_t first = along == box.end() ? 0 : along->begin;
     for (std::size_t i = 0; i < call.arguments.size(); ++i) {

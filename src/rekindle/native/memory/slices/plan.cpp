@@ -8,8 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "../../ops/spatial.h"
-
 namespace rekindle {
 
 namespace {
@@ -201,8 +199,8 @@ std::optional<Range> range_of_argument(
             std::clamp(range.end - begin, std::int64_t{0}, length)
         };
     }
-    if (slicing.stencil.axis == range.axis) {
-        return Range{own, slicing.stencil.begin_of(range.begin), slicing.stencil.end_of(range.end)};
+    if (const Upsampling& upsampling = slicing.upsampling; upsampling.axis == range.axis) {
+        return Range{own, upsampling.begin_of(range.begin), upsampling.end_of(range.end)};
     }
     return Range{own, range.begin, range.end};
 }
@@ -383,7 +381,7 @@ std::optional<Grain> direct_grain(const SlicedCall& call, int axis, AxisMask fix
         }
         const std::optional<Grain> other =
             grain_of_view(*call.arguments[i].call, call.signature->geometries[i], own, beside);
-        if (other && call.slicing().stencil.axis == axis) {
+        if (other && call.slicing().upsampling.axis == axis) {
             // It is computed from other positions, and from more than these if necessary.
             grain.repeats = grain.repeats || other->repeats;
             continue;
@@ -495,12 +493,12 @@ namespace {
 
 // Return how many positions of the result are computed along the last axis of `box`, and cut off.
 std::int64_t positions_cut(const SlicedCall& call, const Box& box) {
-    const Stencil& stencil = call.slicing().stencil;
-    if (box.empty() || box.back().axis != stencil.axis) {
+    const Upsampling& upsampling = call.slicing().upsampling;
+    if (box.empty() || box.back().axis != upsampling.axis) {
         return 0;
     }
     const std::int64_t length = box.back().length();
-    return stencil.computed(stencil.most_needed(length)) - length;
+    return upsampling.factor * upsampling.most_needed(length) - length;
 }
 
 // Return the positions of argument `index` that a box of the size of `box` needs, wherever it is:
@@ -508,8 +506,8 @@ std::int64_t positions_cut(const SlicedCall& call, const Box& box) {
 // NOLINTNEXTLINE(misc-no-recursion): as above
 Box widest_box_of_argument(const SlicedCall& call, std::size_t index, const Box& box) {
     Box made = box_of_argument(call, index, box);
-    const Stencil& stencil = call.slicing().stencil;
-    if (index != 0 || box.empty() || box.back().axis != stencil.axis) {
+    const Upsampling& upsampling = call.slicing().upsampling;
+    if (box.empty() || box.back().axis != upsampling.axis) {
         return made;
     }
     Range& last = made.back();
@@ -518,39 +516,25 @@ Box widest_box_of_argument(const SlicedCall& call, std::size_t index, const Box&
         const Geometry& view = call.signature->geometries[index];
         unit = grain_of_view(*argument, view, last.axis, 0).value_or(Grain()).unit;
     }
-    const std::int64_t length = stencil.most_needed(box.back().length());
-    last.begin = std::min(unit - 1, stencil.size - length);
+    const std::int64_t length = upsampling.most_needed(box.back().length());
+    last.begin = std::min(unit - 1, upsampling.size - length);
     last.end = last.begin + length;
     return made;
 }
 
 // Return the bytes that the kernel needs for itself.
+// NOLINTNEXTLINE(misc-no-recursion): as above
 Bytes bytes_inside(const SlicedCall& call, const Box& box) {
-    const Geometry* image = input_of_convolution(call);
-    const bool upsamples = is_called(call, "aten::upsample_nearest2d");
-    if (image == nullptr && !upsamples) {
+    if (!is_called(call, "aten::upsample_nearest2d")) {
         return 0;
     }
-    const auto& geometries = call.signature->geometries;
-    const auto part = [&](std::size_t i) {
-        return narrowed(geometries[i], widest_box_of_argument(call, i, box));
-    };
     Geometry result = narrowed(call.result(), box);
     if (!box.empty()) {
         result.sizes[static_cast<std::size_t>(box.back().axis)] += positions_cut(call, box);
     }
-    const Geometry first = part(0);
-    if (upsamples) {  // both with the channels side by side
-        return first.nbytes() + result.nbytes();
-    }
-    const bool backward = image != geometries.data();
-    if (!backward) {
-        return workspace_of_convolution(format_of(*image), first, part(1), result);
-    }
-    // Whatever the order of the axes, some kernels copy. Also in memory: the input that nothing
-    // reads, and the gradient in the input's order.
-    return workspace_of_convolution(at::MemoryFormat::Contiguous, first, part(2), result) +
-           first.nbytes() + result.nbytes();
+    const Box inside = widest_box_of_argument(call, 0, box);
+    // both with the channels side by side
+    return narrowed(call.signature->geometries[0], inside).nbytes() + result.nbytes();
 }
 
 }  // namespace

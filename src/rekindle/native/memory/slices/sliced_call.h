@@ -90,14 +90,6 @@ inline bool is_called(const SlicedCall& call, const char* name) {
     return call.signature->facts.name == name;
 }
 
-// Return the input of a convolution, if `call` computes one or its gradient; null otherwise.
-inline const Geometry* input_of_convolution(const SlicedCall& call) {
-    if (is_called(call, "aten::convolution")) {
-        return call.signature->geometries.data();
-    }
-    return is_called(call, "aten::convolution_backward") ? &call.signature->geometries[1] : nullptr;
-}
-
 // A slice is computed by at most so many calls. Scenario: a loop has no room; each state could be
 // computed from the one before, from the first on.
 constexpr std::int64_t MOST_CALLS = 64;
