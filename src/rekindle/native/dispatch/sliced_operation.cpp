@@ -127,7 +127,10 @@ bool SlicedOperation::has_no_room() const {
     return has_slices() && !session_.engine.has_room(bytes_of_results());
 }
 
-bool SlicedOperation::recipe_keeps_little() const {
+bool SlicedOperation::merits_recipe() const {
+    if (!is_large()) {
+        return false;
+    }
     const Bytes little =
         std::max(session_.engine.budget / SMALL_SHARE, bytes_of_results() / KEPT_SHARE);
     return std::ranges::none_of(parsed_.tensors, [&](const c10::TensorImpl* each) {
@@ -368,9 +371,6 @@ void SlicedOperation::give(std::span<const at::Tensor> results) {
     for (const at::Tensor& each : results) {
         stack.emplace_back(each);
     }
-    for (std::size_t i = results.size(); i < facts_.returns; ++i) {
-        stack.emplace_back(at::Tensor());
-    }
 }
 
 // Return `sliced` with its largest leaf computed in slices as well; null if that is impossible.
@@ -428,7 +428,7 @@ void Operation::run_whole_or_in_slices() {
         run_in_slices(false)) {
         return;
     }
-    recording_ = recording_ || (stays && !parsed_.takes_over && sliced.recipe_keeps_little());
+    recording_ = recording_ || (stays && !parsed_.takes_over && sliced.merits_recipe());
     const std::optional<OutOfBudgetError> shortage = out_of_budget_of([&] {
         bring_inputs();
         run_with_inputs();
@@ -464,7 +464,7 @@ bool Operation::run_in_slices(bool observed) {
         if (foreign_ && !take_private_inputs()) {
             return false;
         }
-        const bool recorded = recording_ || (sliced.is_large() && sliced.recipe_keeps_little());
+        const bool recorded = recording_ || sliced.merits_recipe();
         return sliced.run(inputs_, recorded, grad_mode_, lock_);
     };
     const bool done = attempt();

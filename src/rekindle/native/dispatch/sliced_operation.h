@@ -40,11 +40,9 @@ public:
     // Return true if the result has room, but whatever reads it next would have none. Releases the
     // session mutex for a moment.
     bool leaves_no_room(Locked& lock);
-    // Return true if a recipe of the call keeps no large argument in memory that was computed
-    // without one.
-    bool recipe_keeps_little() const;
-    // Return true if the result is large, and not much smaller than what the operator reads.
-    bool is_large() const;
+    // Return true if the result is large, and a recipe of it keeps no large argument in memory that
+    // was computed without one.
+    bool merits_recipe() const;
     // Return true if nothing forbids that this call runs in slices.
     bool may() const;
     // Find out how such calls run in slices. Releases the session mutex for a moment.
@@ -64,6 +62,7 @@ private:
     bool with_leaves(SlicedCallPtr sliced, Locked& lock, F&& attempt) const;
     bool compute(const SlicedCallPtr& sliced, bool recorded);
     std::optional<SlicePlan> smallest_plan(const SlicedCall& sliced) const;
+    bool is_large() const;
     bool defers_early() const;
     bool defer(const SlicedCallPtr& sliced);
     Recipe& recipe_for(const SlicedCallPtr& sliced, const SlicePlan& plan, bool replayable);
