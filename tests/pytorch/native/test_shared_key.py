@@ -15,6 +15,8 @@ import pytest
 
 from tests.pretend_fake.build import environment
 
+pytestmark = pytest.mark.timeout(900)  # the first test compiles a core
+
 ROOT = Path(__file__).parents[3]
 
 #: A model, a step that returns its gradients, and a budget of about half of what a step needs.
