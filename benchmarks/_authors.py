@@ -9,6 +9,7 @@ Source: github.com/uwsampl/dtr-prototype, commit eff53cc4, folder simrd (Kirisam
 - Groups of evicted neighbors lose more cost than they got (`_Classes`).
 - Storages of 0 bytes are evicted, too.
 - If all storages are locked, the first attempt to recompute is the last.
+- Values that a recomputation has read stay, whatever still needs them.
 - A dead storage may also be ignored or banished (section 2 and appendix C of the paper).
 
 The programs of the authors' logs hold nothing, and overwrite nothing.
@@ -225,6 +226,9 @@ class AuthorsEngine(Engine):
     def _evict_or_remove(self, storage: Storage) -> Iterable[Action]:
         if self._dead == "evict" and self.is_candidate(storage):
             return self._evict(storage)
+        return self._free(self._prune(storage))
+
+    def _done_with(self, storage: Storage) -> Iterable[Action]:
         return self._free(self._prune(storage))
 
     def _prune(self, storage: Storage) -> list[Storage]:

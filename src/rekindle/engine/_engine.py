@@ -28,8 +28,8 @@ Differences from the authors' prototype and simulator:
   engine undoes the attempt, and recomputes in the order in which the program ran the calls. Along a
   chain that is longer than the memory, it keeps checkpoints. The last attempt is depth first again,
   with locks taken as late as possible.
-- A storage that the program can no longer reach is evicted at once. It leaves the graph when no
-  recomputation needs it.
+- A storage that the program can no longer reach is evicted at once, unless an evicted value that
+  the program can reach is recomputed from it. It leaves the graph when no recomputation needs it.
 """
 
 from __future__ import annotations
@@ -591,7 +591,12 @@ class Engine(Exchange):
                 calls.remove(frame.call)
                 self._close(frame)
                 for value in frame.call.inputs:
-                    yield from self._free(self._prune(value.storage))
+                    # In the last attempt, dead values stay: to recompute one of them again, while
+                    # other inputs are locked, could need more memory than there is.
+                    if eager_locks:
+                        yield from self._done_with(value.storage)
+                    else:
+                        yield from self._free(self._prune(value.storage))
         finally:
             for frame in reversed(frames):
                 self._close(frame)

@@ -9,9 +9,13 @@ graph when neither the program nor a recomputation needs it. Drivers attach thei
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, final
+from typing import Any, Final, final
 
 from rekindle._types import Bytes, Nanoseconds, OpId, StorageId
+
+# `Storage.feeds_evicted` looks at no more children than this. Nearly all searches end at the first
+# ones.
+_MOST_CHILDREN: Final = 1_000
 
 
 @final
@@ -108,6 +112,29 @@ class Storage:
             for value in call.outputs
             if (child := value.storage) is not self and child.makers and not child.on_host
         ]
+
+    @property
+    def feeds_evicted(self) -> bool:
+        """True if an evicted value that the program can reach is recomputed from this storage.
+
+        The search passes through evicted dead storages. After `_MOST_CHILDREN` children the result
+        is False.
+        """
+        looked_at = 0
+        found: set[Storage] = {self}
+        stack: list[Storage] = [self]
+        while stack:
+            for child in stack.pop().children():
+                looked_at += 1
+                if looked_at > _MOST_CHILDREN:
+                    return False
+                if child.resident or child in found:
+                    continue
+                if not child.dead:
+                    return True
+                found.add(child)
+                stack.append(child)
+        return False
 
     def made_through(self) -> list[Storage]:
         """Return the storages whose recomputation needs this one, oldest first.

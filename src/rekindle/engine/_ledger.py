@@ -177,15 +177,22 @@ class Ledger:
             self._classify(storage)
 
     def _evict_or_remove(self, storage: Storage) -> Iterable[Action]:
-        """Evict `storage` if a recomputation may need it, else remove it from the graph.
+        """Evict `storage` if it is dead and only recomputations may need it.
 
-        The storage is dead: the program cannot reach it any more.
+        Else remove it, if nothing needs it. A dead storage stays in memory while an evicted value
+        that the program can reach is recomputed from it. The policy may evict it meanwhile, like
+        any candidate.
         """
         kept = storage.locks or storage.pinned or storage in self.checkpoints
-        if storage.consumers and storage.resident and not kept and storage.restorable:
-            return self._evict(storage)
+        evictable = storage.dead and storage.consumers and storage.resident and not kept
+        if evictable and storage.restorable:
+            return () if storage.feeds_evicted else self._evict(storage)
         freed = self._prune(storage)
         return self._free(freed) if freed else ()
+
+    def _done_with(self, storage: Storage) -> Iterable[Action]:
+        """Evict or free `storage`, which a recomputed call has read, if nothing needs it now."""
+        return self._evict_or_remove(storage)
 
     def _prune(self, storage: Storage) -> list[Storage]:
         """Remove `storage` from the graph if nothing needs it, and the inputs that only it needed.

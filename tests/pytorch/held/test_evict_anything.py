@@ -130,7 +130,8 @@ def skips() -> Callable[[], Any]:
     def step() -> Any:
         hidden, held = x, []
         for layer in down:
-            hidden = F.relu_(F.dropout(layer(hidden), 0.2))
+            made = layer(hidden)
+            hidden = F.relu_(F.dropout(made, 0.2))
             held.append(hidden)
         for layer in up:
             hidden = torch.tanh(layer(torch.cat([hidden, held.pop()], 1)))

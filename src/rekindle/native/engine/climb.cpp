@@ -324,6 +324,23 @@ public:
         engine_.close(frame);
     }
 
+    // Remove the topmost call, which has run. Evict or free those of its inputs that nothing needs
+    // now. With `Locks::late` dead values stay: to recompute one of them again, while other inputs
+    // are locked, could need more memory than there is.
+    void retire(Locks locks) {
+        const Call& ran = *engine_.frames_.back().call;
+        pop();
+        for (std::uint32_t i = 0; i < ran.n_inputs; ++i) {
+            Storage& input = *ran.edges[i].value->storage;
+            if (locks == Locks::early) {
+                engine_.evict_or_remove(input);
+            } else {
+                engine_.prune(input);
+                engine_.free_all();
+            }
+        }
+    }
+
 private:
     Engine& engine_;
     std::size_t base_;
@@ -366,11 +383,7 @@ void Engine::climb(Call& call, Value* wanted, bool held, Locks locks) {
         if (comes) {
             continue;
         }
-        progress.pop();
-        for (std::uint32_t i = 0; i < frame.call->n_inputs; ++i) {
-            prune(*frame.call->edges[i].value->storage);
-            free_all();
-        }
+        progress.retire(locks);
     }
 }
 

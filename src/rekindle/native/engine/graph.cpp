@@ -7,6 +7,14 @@
 
 namespace rekindle {
 
+namespace {
+
+// `Graph::feeds_evicted` looks at no more children than this. Nearly all searches end at the first
+// ones.
+constexpr std::size_t MOST_CHILDREN = 1'000;
+
+}  // namespace
+
 Storage::Storage(Graph& graph, StorageId storage_id, Bytes size)
     : Counted(graph.dead_storages), id(storage_id), nbytes(size) {
     root.storage = this;
@@ -203,6 +211,33 @@ void Graph::made_through(Storage& storage, std::vector<Storage*>& found) {
         });
     }
     std::ranges::sort(found, {}, &Storage::id);
+}
+
+bool Graph::feeds_evicted(Storage& storage) {
+    const std::uint64_t mark = new_mark();
+    std::size_t looked_at = 0;
+    bool feeds = false;
+    storage.mark = mark;
+    stack_.push_back(&storage);
+    while (!feeds && !stack_.empty()) {
+        Storage& last = *stack_.back();
+        stack_.pop_back();
+        feeds = any_child(last, [&](Storage& child) {
+            if (++looked_at > MOST_CHILDREN) {
+                return true;
+            }
+            if (child.resident || child.mark == mark) {
+                return false;
+            }
+            child.mark = mark;
+            if (child.dead()) {
+                stack_.push_back(&child);
+            }
+            return !child.dead();
+        });
+    }
+    stack_.clear();
+    return feeds && looked_at <= MOST_CHILDREN;
 }
 
 bool Graph::useless(Storage& storage) {

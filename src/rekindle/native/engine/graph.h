@@ -233,6 +233,9 @@ public:
     // Add to `found` the referenced storages that can be recomputed from the source `storage`. Add
     // none unless all of them are resident and only the program refers to them.
     void ends(Storage& storage, std::vector<Ref<Storage>>& found);
+    // Return true if an evicted value that the program can reach is recomputed from `storage`. The
+    // search passes through evicted dead storages. After a thousand children the result is false.
+    bool feeds_evicted(Storage& storage);
     // Return true if `storage` is a source (no recipe) without references that only serves to
     // recompute values that the program holds anyway.
     bool useless(Storage& storage);
@@ -299,17 +302,28 @@ void each_parent(Storage& storage, F&& visit) {
     });
 }
 
-// Visit the storages whose recomputation needs `storage`. A storage may be visited more than once.
+// Call `wanted` with the storages whose recomputation needs `storage`, until it returns true.
+// Return true if it did. A storage may be visited more than once.
 template <class F>
-void each_child(Storage& storage, F&& visit) {
+bool any_child(Storage& storage, F&& wanted) {
     for (const Edge* edge = storage.first_consumer; edge != nullptr; edge = edge->next) {
         for (Value* value : edge->call->outputs()) {
             Storage& child = *value->storage;
-            if (&child != &storage && !child.dissolved && !child.on_host) {
-                visit(child);
+            if (&child != &storage && !child.dissolved && !child.on_host && wanted(child)) {
+                return true;
             }
         }
     }
+    return false;
+}
+
+// Visit the storages whose recomputation needs `storage`. A storage may be visited more than once.
+template <class F>
+void each_child(Storage& storage, F&& visit) {
+    any_child(storage, [&](Storage& child) {
+        visit(child);
+        return false;
+    });
 }
 
 }  // namespace rekindle

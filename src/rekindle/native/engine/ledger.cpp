@@ -312,8 +312,11 @@ void Ledger::vanish(Storage& storage) {
 
 void Ledger::evict_or_remove(Storage& storage) {
     const bool kept = storage.locks != 0 || storage.pinned || storage.checkpoint;
-    if (storage.consumed() && storage.resident && !kept && storage.restorable()) {
-        evict(storage);
+    const bool evictable = storage.dead() && storage.consumed() && storage.resident && !kept;
+    if (evictable && storage.restorable()) {
+        if (!graph.feeds_evicted(storage)) {
+            evict(storage);
+        }
     } else {
         prune(storage);
         free_all();

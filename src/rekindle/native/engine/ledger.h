@@ -206,8 +206,9 @@ protected:
     // Free the memory of the storages in `freed_`.
     void free_all();
     void vanish(Storage& storage);
-    // Handle `storage`, to which nothing refers any more: evict it if recomputations may still need
-    // it, otherwise remove it from the graph.
+    // Evict `storage` if it is dead and only recomputations may need it; else remove it, if nothing
+    // needs it. A dead storage stays in memory while an evicted value that the program can reach is
+    // recomputed from it.
     void evict_or_remove(Storage& storage);
     // Remove `start` from the graph if no event can need it any more, and then the storages that
     // only its recomputation needed. Adds the resident ones to `freed_`.
