@@ -223,7 +223,7 @@ class AuthorsEngine(Engine):
         if self._dead != "banish" or storage.references:
             super()._touch(storage)
 
-    def _evict_or_remove(self, storage: Storage) -> Iterable[Action]:
+    def _evict_or_remove(self, storage: Storage, *, may_stay: bool = True) -> Iterable[Action]:
         if self._dead == "evict" and self.is_candidate(storage):
             return self._evict(storage)
         return self._free(self._prune(storage))

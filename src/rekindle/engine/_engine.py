@@ -28,8 +28,9 @@ Differences from the authors' prototype and simulator:
   engine undoes the attempt, and recomputes in the order in which the program ran the calls. Along a
   chain that is longer than the memory, it keeps checkpoints. The last attempt is depth first again,
   with locks taken as late as possible.
-- A storage that the program can no longer reach is evicted at once, unless an evicted value that
-  the program can reach is recomputed from it. It leaves the graph when no recomputation needs it.
+- A storage that the program can no longer reach is evicted at once, unless autograd referred to it
+  last, and an evicted value that the program can reach is recomputed from it. It leaves the graph
+  when no recomputation needs it.
 """
 
 from __future__ import annotations
@@ -108,11 +109,12 @@ class Engine(Exchange):
     def drop(self, storage: Storage) -> Iterable[Action]:
         """Record that no variable of the program holds `storage` any more.
 
-        The storage is evicted or freed now if the program has no other reference to it either.
+        The storage is evicted or freed now if the program has no other reference to it either: only
+        a variable had kept its memory.
         """
         storage.held = False
         self._classify(storage)
-        return self._evict_or_remove(storage) if storage.dead else ()
+        return self._evict_or_remove(storage, may_stay=False) if storage.dead else ()
 
     def gone(self, storage: Storage) -> list[Storage]:
         """Record that the program freed the memory of `storage` and has no reference to it left.

@@ -176,17 +176,20 @@ class Ledger:
         if storage.order >= 0:
             self._classify(storage)
 
-    def _evict_or_remove(self, storage: Storage) -> Iterable[Action]:
+    def _evict_or_remove(self, storage: Storage, *, may_stay: bool = True) -> Iterable[Action]:
         """Evict `storage` if it is dead and only recomputations may need it.
 
-        Else remove it, if nothing needs it. A dead storage stays in memory while an evicted value
-        that the program can reach is recomputed from it. The policy may evict it meanwhile, like
-        any candidate.
+        Else remove it, if nothing needs it.
+
+        Args:
+            storage: The storage.
+            may_stay: Let a dead storage stay in memory while an evicted value that the program can
+                reach is recomputed from it. The policy may evict it meanwhile, like any candidate.
         """
         kept = storage.locks or storage.pinned or storage in self.checkpoints
         evictable = storage.dead and storage.consumers and storage.resident and not kept
         if evictable and storage.restorable:
-            return () if storage.feeds_evicted else self._evict(storage)
+            return () if may_stay and storage.feeds_evicted else self._evict(storage)
         freed = self._prune(storage)
         return self._free(freed) if freed else ()
 

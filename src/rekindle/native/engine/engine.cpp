@@ -117,7 +117,8 @@ void Engine::drop(Storage& storage) {
     storage.held = false;
     classify(storage);
     if (storage.dead()) {
-        evict_or_remove(storage);
+        // only a variable had kept its memory
+        evict_or_remove(storage, false);
     }
 }
 

@@ -310,11 +310,11 @@ void Ledger::vanish(Storage& storage) {
     }
 }
 
-void Ledger::evict_or_remove(Storage& storage) {
+void Ledger::evict_or_remove(Storage& storage, bool may_stay) {
     const bool kept = storage.locks != 0 || storage.pinned || storage.checkpoint;
     const bool evictable = storage.dead() && storage.consumed() && storage.resident && !kept;
     if (evictable && storage.restorable()) {
-        if (!graph.feeds_evicted(storage)) {
+        if (!may_stay || !graph.feeds_evicted(storage)) {
             evict(storage);
         }
     } else {

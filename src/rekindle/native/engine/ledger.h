@@ -207,9 +207,9 @@ protected:
     void free_all();
     void vanish(Storage& storage);
     // Evict `storage` if it is dead and only recomputations may need it; else remove it, if nothing
-    // needs it. A dead storage stays in memory while an evicted value that the program can reach is
-    // recomputed from it.
-    void evict_or_remove(Storage& storage);
+    // needs it. If it `may_stay`, a dead storage stays in memory while an evicted value that the
+    // program can reach is recomputed from it.
+    void evict_or_remove(Storage& storage, bool may_stay = true);
     // Remove `start` from the graph if no event can need it any more, and then the storages that
     // only its recomputation needed. Adds the resident ones to `freed_`.
     void prune(Storage& start);
