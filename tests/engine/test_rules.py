@@ -76,3 +76,38 @@ def test_recomputing_evicted_view_counts_as_access_to_base() -> None:
     record = replay(trace, budget=8, policy=LRU(), watch=Engine.check)
     assert record.actions.count(Compute(trace.maker[view])) == 2
     verify(trace, record.schedule, 8)
+
+
+def _names_of_actions(*, held: bool) -> list[str]:
+    """Return what is computed and freed if the program drops a value whose child is evicted.
+
+    Variables of the program hold the value if `held`, else only autograd refers to it.
+    """
+    builder = TraceBuilder()
+    (parent,) = builder.call("parent", 1, (), [4], held=held)
+    (child,) = builder.call("child", 1, [parent], [4])
+    builder.call("wait", 1, (), [0])
+    builder.call("read", 1, [parent], [0])
+    (other,) = builder.call("other", 1, (), [4])  # evicts the child
+    builder.release(other)
+    (builder.drop if held else builder.release)(parent)
+    builder.use(child)
+    trace = builder.build()
+    record = replay(trace, budget=8, policy=LRU(), watch=Engine.check)
+    verify(trace, record.schedule, 8)
+    made = {trace.values[op.outputs[0]]: op.name for op in trace.ops}
+    return [
+        trace.ops[action.op].name if isinstance(action, Compute) else f"free {made[action.storage]}"
+        for action in record.actions[5:]
+        if isinstance(action, (Compute, Free))
+    ]
+
+
+def test_released_value_stays_until_evicted_child_is_recomputed() -> None:
+    assert _names_of_actions(held=False) == ["other", "free other", "child", "free parent"]
+
+
+def test_value_that_only_variables_held_leaves_with_them() -> None:
+    assert _names_of_actions(held=True) == [
+        "other", "free other", "free parent", "parent", "child", "free parent",
+    ]  # fmt: skip

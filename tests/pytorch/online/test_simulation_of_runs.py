@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 import rekindle
 from rekindle import Run
@@ -53,3 +54,16 @@ def test_simulation_of_recorded_run_takes_same_actions(
     assert simulated.recompute_ns == record.recompute_ns
     assert simulated.peak == record.peak
     assert any(isinstance(action, Compute) for action in record.actions)
+
+
+def test_deleted_value_leaves_run_and_its_simulation_alike() -> None:
+    """The child of the deleted value is evicted. The run itself cannot keep the value."""
+    x = torch.ones(1000, requires_grad=True)
+    with rekindle.budget(16_500, policy=LRU(), record=True, evict="saved") as run:
+        made = x * 2
+        loss = made.exp().sum()
+        torch.ones(2000)  # evicts the result of `exp`
+        del made
+        loss.backward()
+    assert run.record.recomputations == 2
+    assert replay(run.trace, budget=16_500, policy=LRU()).actions == run.record.actions
