@@ -130,8 +130,7 @@ def skips() -> Callable[[], Any]:
     def step() -> Any:
         hidden, held = x, []
         for layer in down:
-            made = layer(hidden)
-            hidden = F.relu_(F.dropout(made, 0.2))
+            hidden = F.relu_(F.dropout(layer(hidden), 0.2))
             held.append(hidden)
         for layer in up:
             hidden = torch.tanh(layer(torch.cat([hidden, held.pop()], 1)))
