@@ -68,4 +68,4 @@ def _afresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 def for_real(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make plans by the real search in another process, with a short time limit."""
     monkeypatch.setattr(_step_plans, "Planning", Planning)
-    monkeypatch.setattr(_step_plans, "SECONDS", 1.0)
+    monkeypatch.setattr(_step_plans, "SECONDS", 5.0)
