@@ -30,8 +30,8 @@ def larger(trace: Trace, factor: int) -> Trace:
     return replace(trace, ops=ops, storages=tuple(size * factor for size in trace.storages))
 
 
-@pytest.mark.parametrize("allocator", ["native", "expandable"])
-def test_simulated_allocator_without_limit_changes_no_action(allocator: Any) -> None:
+@pytest.mark.parametrize(("allocator", "unit"), [("native", 20), ("expandable", 20), ("pages", 4)])
+def test_simulated_allocator_without_limit_changes_no_action(allocator: Any, unit: int) -> None:
     trace = chain(24, nbytes=3 * MIB)
     budget = keep_all_peak(trace) // 2
     plain = rekindle.simulate(trace, budget=budget)
@@ -40,7 +40,7 @@ def test_simulated_allocator_without_limit_changes_no_action(allocator: Any) -> 
     assert replace(placed, allocated_peak=0, reserved_peak=0) == plain
     assert (plain.rounding, plain.fragmentation) == (0, 0)
     assert placed.reserved_peak == placed.peak + placed.rounding + placed.fragmentation
-    assert placed.reserved_peak % (20 * MIB) == 0
+    assert placed.reserved_peak % (unit * MIB) == 0
 
 
 def test_simulated_record_has_rounding_and_fragmentation() -> None:
@@ -74,11 +74,17 @@ def _freed_before(record: Record, trace: Trace, name: str) -> list[int]:
     return [action.storage for action in record.actions[:first] if isinstance(action, Free)]
 
 
-def test_evicting_adjacent_values_evicts_fewer_than_by_score() -> None:
+@pytest.mark.parametrize(
+    ("allocator", "memory", "window", "score"),
+    [("native", 22, [3, 4], [1, 3, 4]), ("pages", 26, [1, 3], [1, 3])],
+)
+def test_evicting_adjacent_values_evicts_fewer_than_by_score(
+    allocator: Any, memory: int, window: list[int], score: list[int]
+) -> None:
     """A result needs the memory of two adjacent values out of four. The cheapest two are apart.
 
     The search for a window of adjacent values ("window") evicts two. Eviction in the order of
-    scores ("score") evicts three.
+    scores ("score") evicts three. With pages the values need not be adjacent.
     """
     builder = TraceBuilder()
     source = builder.source(512)
@@ -93,11 +99,11 @@ def test_evicting_adjacent_values_evicts_fewer_than_by_score() -> None:
     freed: dict[str, list[int]] = {}
     for repair in get_args(Repair):
         record = replay(
-            trace, budget=None, policy=MSPS(), device=Device("native", 22 * MIB, repair)
+            trace, budget=None, policy=MSPS(), device=Device(allocator, memory * MIB, repair)
         )
         assert verify(trace, record.schedule, None).peak <= 20 * MIB + 512
         freed[repair] = _freed_before(record, trace, "wide")
-    assert freed == {"window": [3, 4], "score": [1, 3, 4]}
+    assert freed == {"window": window, "score": score}
 
 
 def test_allocator_segments_are_released_if_no_gap_is_enough() -> None:
@@ -179,7 +185,7 @@ def test_simulate_with_wrong_argument_names_line_to_write() -> None:
     share=st.floats(1.0, 1.6),
     device=st.builds(
         Device,
-        allocator=st.sampled_from(("native", "expandable")),
+        allocator=st.sampled_from(get_args(AllocatorName)),
         repair=st.sampled_from(("window", "score")),
     ),
     policy=st.sampled_from((Thrifty(), LRU())),
@@ -210,7 +216,7 @@ def test_simulated_run_on_small_device_is_valid_schedule(
     assert verify(trace, record.schedule, budget).recomputations == record.recomputations
 
 
-@pytest.mark.parametrize("allocator", ["native", "expandable"])
+@pytest.mark.parametrize("allocator", get_args(AllocatorName))
 @given(problem=problems(), swap=swaps())
 @examples(50)
 def test_swapped_storage_frees_its_address_and_gets_new_one(
@@ -244,3 +250,22 @@ def test_block_of_multiple_of_512_bytes_is_not_rounded(
     except NoRoom:
         return
     assert record.allocated_peak == record.peak
+
+
+@given(problem=problems(longest=40))
+@examples(100)
+def test_run_on_pages_acts_as_by_sums_if_sizes_are_whole_pages(
+    problem: tuple[Trace, int],
+) -> None:
+    """An allocation fails only if the sum of bytes is too large: places never matter."""
+    trace, budget = larger(problem[0], 2 * MIB), problem[1] * 2 * MIB
+    device = Device("pages", budget)
+    try:
+        plain = replay(trace, budget=budget, policy=Thrifty())
+    except NoRoom:
+        with pytest.raises(NoRoom):
+            replay(trace, budget=budget, policy=Thrifty(), device=device)
+    else:
+        placed = replay(trace, budget=budget, policy=Thrifty(), device=device)
+        assert placed.actions == plain.actions
+        assert placed.reserved_peak == placed.allocated_peak == plain.peak

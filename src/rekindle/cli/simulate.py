@@ -103,7 +103,8 @@ def policy_names(ctx: click.Context, param: click.Parameter, names: Iterable[str
     type=click.Choice(get_args(AllocatorName)),
     help=(
         "Simulate the addresses of values by a model of PyTorch's allocator for CUDA: native is "
-        "its default, expandable is expandable_segments:True. Prints the memory that the "
+        "its default, expandable is expandable_segments:True. pages is a model of an allocator "
+        "that does not exist yet: large values own whole pages. Prints the memory that the "
         "allocator reserves."
     ),
 )

@@ -7,7 +7,8 @@ fails, more storages are evicted, in one of two ways:
 - "window": the cheapest window of neighbors in memory (Coop, NeurIPS 2023), by the policy's score
   without the size. If evicting whole segments or pages, and returning them to the device, costs
   less, these are evicted instead.
-- "score": storages one after another, the lowest score first.
+- "score": storages one after another, the lowest score first. With the allocator "pages", which
+  needs no contiguous memory, this is the only way.
 
 The models of the allocators are in `rekindle.simulator.allocator`.
 """
@@ -27,14 +28,15 @@ from rekindle.simulator.allocator import (
     CachingAllocator,
     Expandable,
     Native,
+    Pages,
 )
 from rekindle.trace import Trace
 
-AllocatorName = Literal["native", "expandable"]
+AllocatorName = Literal["native", "expandable", "pages"]
 Repair = Literal["window", "score"]
 
 _NOBODY: Final = StorageId(-1)
-_ALLOCATORS: Final = {"native": Native, "expandable": Expandable}
+_ALLOCATORS: Final = {"native": Native, "expandable": Expandable, "pages": Pages}
 
 
 @final

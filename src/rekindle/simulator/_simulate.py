@@ -40,8 +40,9 @@ def simulate(
             Default: `Thrifty()`.
         swap: Evicted values may also be swapped out to the host, at this bandwidth.
         allocator: Simulate addresses too, by a model of PyTorch's CUDA allocator: "native" or
-            "expandable" (`expandable_segments:True`). The record then has `rounding` and
-            `fragmentation`.
+            "expandable" (`expandable_segments:True`); or by "pages", a model of an allocator that
+            Rekindle does not have yet: large blocks own whole pages, wherever these are. The record
+            then has `rounding` and `fragmentation`.
         device_memory: The bytes that this allocator may reserve. Default: no limit.
         repair: How to select storages to evict if enough bytes are free but not contiguous: the
             cheapest "window" of neighbors in memory (Coop, NeurIPS 2023), or those with the lowest

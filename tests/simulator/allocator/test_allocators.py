@@ -1,4 +1,4 @@
-"""Tests of the simulated caching allocators of PyTorch: single rules, and random requests."""
+"""Tests of the simulated allocators: single rules, and random requests."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from rekindle.simulator.allocator import (
     CachingAllocator,
     Expandable,
     Native,
+    Pages,
     rounded,
-    segment_bytes,
 )
 from tests.strategies import examples
 
 KIB, MIB = 2**10, 2**20
-KINDS: tuple[type[Native | Expandable], ...] = (Native, Expandable)
+KINDS: tuple[type[CachingAllocator], ...] = (Native, Expandable, Pages)
 
 
 def given_out(allocator: CachingAllocator, nbytes: int) -> Block:
@@ -51,8 +51,8 @@ def test_allocator_rounds_request_and_chooses_segment_size(
     nbytes: int, block: int, segment: int
 ) -> None:
     assert rounded(nbytes) == block
-    assert segment_bytes(nbytes) == segment
     native = Native()
+    assert native.from_device(nbytes) == segment
     found = given_out(native, nbytes)
     assert native.reserved == segment
     # In a large segment, a remainder of 1 MiB or less stays part of the block (should_split).
@@ -101,8 +101,8 @@ def test_allocator_releases_free_segments_before_it_fails() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_only_expandable_allocator_joins_distant_free_pages(
-    kind: type[Native | Expandable],
+def test_only_native_allocator_joins_no_distant_free_pages(
+    kind: type[CachingAllocator],
 ) -> None:
     allocator = kind(limit=80 * MIB)
     for block in [given_out(allocator, 40 * MIB) for _ in range(2)]:
@@ -110,7 +110,7 @@ def test_only_expandable_allocator_joins_distant_free_pages(
     quarters = [given_out(allocator, 20 * MIB) for _ in range(4)]
     for block in quarters[1::2]:
         allocator.free(block)
-    assert (allocator.allocate(40 * MIB) is not None) == (kind is Expandable)
+    assert (allocator.allocate(40 * MIB) is None) == (kind is Native)
     allocator.check()
 
 
@@ -160,6 +160,31 @@ def test_eviction_for_expandable_allocator_frees_cheapest_pages() -> None:
     assert native.cheapest(80 * MIB, lambda block: 1.0) == blocks
     assert native.cheapest(82 * MIB, lambda block: 1.0) == []
     assert native.cheapest(20 * MIB, lambda block: None) == []
+
+
+def test_pages_allocator_rounds_large_blocks_to_pages_of_2_mib() -> None:
+    pages = Pages()
+    sizes = (MIB, MIB + 512, 2 * MIB, 2 * MIB + 1)
+    blocks = [given_out(pages, nbytes) for nbytes in sizes]
+    assert [block.nbytes for block in blocks] == [MIB, 2 * MIB, 2 * MIB, 4 * MIB]
+    assert pages.reserved == (2 + 2 + 2 + 4) * MIB
+    assert given_out(pages, 512).address == blocks[0].end  # small blocks share a page
+    pages.free(blocks[3])
+    assert pages.reserved == 6 * MIB
+
+
+def test_pages_allocator_uses_free_pages_for_blocks_of_any_size() -> None:
+    pages = Pages(limit=20 * MIB)
+    small, *large = [given_out(pages, nbytes * MIB) for nbytes in (1, 3, 6, 5, 2)]
+    assert pages.reserved == 20 * MIB
+    assert pages.allocate(2 * MIB) is None
+    for block in large[0], large[2]:  # 4 and 6 MiB, with a block in use between them
+        pages.free(block)
+    assert given_out(pages, 8 * MIB + 512).nbytes == 10 * MIB
+    pages.free(small)
+    assert pages.reserved == 20 * MIB  # the page of small blocks stays, until it is needed
+    assert given_out(pages, 2 * MIB).nbytes == 2 * MIB
+    assert pages.allocate(512) is None
 
 
 def _overlaps(allocator: Native) -> None:
@@ -219,7 +244,7 @@ SIZES = st.one_of(
 )
 @examples(150)
 def test_allocator_keeps_invariants_on_random_requests(
-    kind: type[Native | Expandable], steps: list[int], limit: int | None
+    kind: type[CachingAllocator], steps: list[int], limit: int | None
 ) -> None:
     """A positive number in `steps` requests so many bytes. A negative number frees some block."""
     allocator = kind(limit)
@@ -242,6 +267,8 @@ def test_allocator_keeps_invariants_on_random_requests(
         assert allocator.allocated == sum(block.nbytes for block in living)
         spans = sorted((block.address, block.end) for block in living)
         assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))
+        if kind is Pages:
+            _check_pages(allocator, living)
     for block in living:
         allocator.free(block)
         allocator.check()
@@ -257,6 +284,22 @@ def _nowhere(allocator: CachingAllocator, nbytes: int) -> bool:
     """Return True if neither a free block nor the rest of the device is large enough."""
     pool = allocator.pool_for(nbytes)
     none_free = all(block.nbytes < rounded(nbytes) for block in pool.free())
-    if isinstance(allocator, Native):
-        return none_free and segment_bytes(nbytes) > allocator.available
-    return none_free and rounded(nbytes) > allocator.available - 40 * MIB
+    if isinstance(allocator, Expandable):
+        return none_free and rounded(nbytes) > allocator.available - 40 * MIB
+    return none_free and allocator.from_device(nbytes) > allocator.available
+
+
+def _check_pages(allocator: CachingAllocator, living: list[Block]) -> None:
+    """Assert that no page has two large blocks, and that `reserved` is the bytes of all pages."""
+    page = 2 * MIB
+    large = [
+        number
+        for block in living
+        if not block.pool.small
+        for number in range(block.address // page, -(-block.end // page))
+    ]
+    small = {block.address // page for block in living if block.pool.small}
+    assert len({*large}) == len(large)
+    assert small.isdisjoint(large)
+    assert allocator.reserved == page * (len(large) + len(allocator.small.segments))
+    assert len(allocator.small.segments) >= len(small)

@@ -1,4 +1,4 @@
-"""Model PyTorch's caching allocator for CUDA: the base class of its two variants.
+"""Model PyTorch's caching allocator for CUDA: the base class of its variants.
 
 The model follows c10/cuda/CUDACachingAllocator.cpp (PyTorch 2.6; `malloc`, `free_block`,
 `try_merge_blocks`, `should_split`, `release_cached_blocks`), with default settings. The size of a
@@ -20,7 +20,13 @@ from typing import Final
 
 from rekindle._types import Bytes
 from rekindle.simulator.allocator._blocks import Block, Pool
-from rekindle.simulator.allocator._window import Choice, Loss, cheapest_window
+from rekindle.simulator.allocator._window import (
+    Choice,
+    Loss,
+    Part,
+    cheapest_release,
+    cheapest_window,
+)
 
 MIB: Final = 2**20
 GRAIN: Final = 512  #: the size of every block is a multiple of this number (kMinBlockSize)
@@ -54,6 +60,8 @@ class CachingAllocator(ABC):
         self.reserved: Bytes = 0
         self.reserved_peak: Bytes = 0
         self.small, self.large = Pool(small=True), Pool(small=False)
+        # address of the next segment; a simulated address is never used a second time
+        self._next_address = 0
 
     def allocate(self, nbytes: Bytes) -> Block | None:
         """Return a block of at least `nbytes`, or None if there is no contiguous free memory."""
@@ -105,11 +113,12 @@ class CachingAllocator(ABC):
     def ways(self, nbytes: Bytes, loss: Loss) -> Iterator[Choice | None]:
         """Yield choices of blocks whose eviction makes a request for `nbytes` fit.
 
-        This class yields the best window of adjacent blocks of each segment of the pool. Subclasses
-        add other choices.
+        These are the best window of adjacent blocks of each segment of the pool, and blocks whose
+        memory can be returned to the device and reserved again.
         """
         for first in self.pool_for(nbytes).segments:
             yield cheapest_window(first.onward(), nbytes, loss)
+        yield cheapest_release(self._parts(), self.from_device(nbytes) - self.available, loss)
 
     def segments(self) -> Iterator[Block]:
         """Yield the first block of each segment (memory that the allocator reserved at once)."""
@@ -152,13 +161,38 @@ class CachingAllocator(ABC):
     def _best_fit(self, pool: Pool, nbytes: Bytes) -> Block | None:
         return next(pool.free(nbytes), None)
 
-    @abstractmethod
     def release(self) -> None:
         """Return unused memory to the device, as far as this variant of the allocator can."""
+        for segment in [*self.large.free(), *self.small.free()]:
+            if segment.whole:
+                self._remove(segment)
 
-    @abstractmethod
+    def _remove(self, segment: Block) -> None:
+        """Return a segment, which is one free block, to the device."""
+        segment.pool.take(segment)
+        del segment.pool.segments[segment]
+        self.reserved -= segment.nbytes
+
     def _grow(self, pool: Pool, nbytes: Bytes) -> Block | None:
         """Reserve memory from the device; return a free block of at least `nbytes`, or None."""
+        nbytes = self.from_device(nbytes)
+        if nbytes > self.available:
+            return None
+        segment = Block(pool, self._next_address, nbytes)
+        self._next_address = segment.end
+        pool.segments[segment] = None
+        self._reserve(nbytes)
+        return pool.put(segment)
+
+    def _parts(self) -> Iterator[Part]:
+        """Yield what can be returned to the device, as bytes and the blocks in use on them."""
+        for first in self.segments():
+            blocks = [*first.onward()]
+            yield sum(block.nbytes for block in blocks), [block for block in blocks if block.used]
+
+    @abstractmethod
+    def from_device(self, nbytes: Bytes) -> Bytes:
+        """Return the bytes that a request reserves if no reserved memory is free."""
 
     @abstractmethod
     def _splits(self, pool: Pool, rest: Bytes) -> bool:

@@ -24,7 +24,7 @@ from rekindle.simulator.allocator._caching import (
     SMALL_SEGMENT,
     CachingAllocator,
 )
-from rekindle.simulator.allocator._window import Choice, Loss, cheapest_release
+from rekindle.simulator.allocator._window import Part
 
 RANGE: Final = 2**30 * LARGE_SEGMENT  # larger than any device; a multiple of both page sizes
 
@@ -61,17 +61,15 @@ class Expandable(CachingAllocator):
         pool.put(gap)
         self.reserved -= end - begin
 
-    def ways(self, nbytes: Bytes, loss: Loss) -> Iterator[Choice | None]:
-        """Yield choices of blocks to evict: adjacent blocks, and blocks on separate pages.
-
-        Separate pages help as well, because they can be unmapped, and mapped again at contiguous
-        addresses.
-        """
-        yield from super().ways(nbytes, loss)
+    def from_device(self, nbytes: Bytes) -> Bytes:
+        """Return the bytes of the pages that a request needs."""
         page = _page(self.pool_for(nbytes))
-        missing = -(-nbytes // page) * page - self.available
-        pages = (page for first in self.segments() for page in _pages(first))
-        yield cheapest_release(pages, missing, loss)
+        return -(-nbytes // page) * page
+
+    def _parts(self) -> Iterator[Part]:
+        """Yield each mapped page, which can be unmapped, and mapped again at another address."""
+        for first in self.segments():
+            yield from _pages(first)
 
     def _best_fit(self, pool: Pool, nbytes: Bytes) -> Block | None:
         """Return a free block of at least `nbytes`, or None.
@@ -129,7 +127,7 @@ def _page(pool: Pool) -> Bytes:
     return SMALL_SEGMENT if pool.small else LARGE_SEGMENT
 
 
-def _pages(first: Block) -> Iterator[tuple[Bytes, list[Block]]]:
+def _pages(first: Block) -> Iterator[Part]:
     """Yield for each mapped page of a segment the page's bytes and the blocks in use on it."""
     page, blocks_on = _page(first.pool), dict[int, list[Block]]()
     for block in first.onward():

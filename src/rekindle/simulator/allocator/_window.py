@@ -23,6 +23,10 @@ Choice = tuple[float, list[Block]]
 """A choice of blocks: the sum of their losses, and the blocks to evict."""
 
 
+Part = tuple[Bytes, Sequence[Block]]
+"""A segment or a page: its bytes, and the blocks in use that overlap it."""
+
+
 def cheapest_window(blocks: Iterable[Block], nbytes: Bytes, loss: Loss) -> Choice | None:
     """Find adjacent blocks of at least `nbytes` in total that cost the least to evict.
 
@@ -51,16 +55,14 @@ def cheapest_window(blocks: Iterable[Block], nbytes: Bytes, loss: Loss) -> Choic
     return best
 
 
-def cheapest_release(
-    parts: Iterable[tuple[Bytes, Sequence[Block]]], nbytes: Bytes | float, loss: Loss
-) -> Choice | None:
+def cheapest_release(parts: Iterable[Part], nbytes: Bytes | float, loss: Loss) -> Choice | None:
     """Select blocks to evict so that at least `nbytes` can be returned to the device.
 
     Only whole segments or pages can be returned. The segments or pages with the least loss per byte
     are chosen first (greedy), so the sum of losses is not always minimal.
 
     Args:
-        parts: For each segment or page, its bytes, and the blocks in use that overlap it.
+        parts: The segments or pages.
         nbytes: The bytes to return.
         loss: A function from a block to the loss of evicting its storage.
 
