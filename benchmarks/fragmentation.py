@@ -1,6 +1,7 @@
 """Measure the fragmentation of allocators, and its cost on a device with little spare memory.
 
     scripts/bench fragmentation [--logs FOLDER] [--models NAME ...] [--gigabytes 8]
+    scripts/bench fragmentation --traces FOLDER
 
 The script simulates the DTR paper's logs in FOLDER, if given, and one step of each network of
 `_workloads.py`, with models of PyTorch's CUDA allocator. If the peak of a program is below 8 GB
@@ -10,14 +11,18 @@ fractions of that peak. For each budget, the results have:
 
 `sums`: recomputation time divided by computation time, if an allocation succeeds whenever enough
     bytes are free in total.
-`native`, `expandable`: the allocator by default, and with expandable segments. `reserved` is the
-    peak of reserved memory divided by the peak of memory in use, on a device that is large enough.
+`native`, `expandable`, `pages`: PyTorch's allocator by default, with expandable segments, and a
+    model of an allocator that gives large blocks whole pages of memory. `reserved` is the peak of
+    reserved memory divided by the peak of memory in use, on a device that is large enough.
 `score`, `window`: recomputation time divided by computation time, on a device with 1.05 or 1.2
     times the memory of the budget. If an allocation fails there, storages are evicted: one after
     another by the policy's score; or those in the range of addresses (window) that costs least.
 
 A figure is None if the run fails, or if recomputation takes more than five times the computation.
 Prints a table and writes results/fragmentation.json.
+
+With `--traces` the script only compares two of the models with a GPU (`_allocator_models.py`), and
+writes results/allocator_models.json.
 """
 
 from __future__ import annotations
@@ -30,6 +35,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
+from _allocator_models import comparisons
 from _common import conditions, write
 from _dtr_logs import load, logs_in
 from _trainer import Trainer
@@ -47,6 +53,7 @@ SHARES = (1.05, 1.2)
 LIMIT = 5  # a run fails if recomputation takes more than this multiple of the computation time
 WARM_UP = 3  # steps until operators have measured costs
 LIKE = 0.001  # results that differ by less than this share of the computation time count as equal
+NEAR = 1.02  # a step within this factor of the time of another one takes nearly as long
 
 
 def programs(logs: Path | None, models: Sequence[str], nbytes: int) -> Iterator[tuple[str, Trace]]:
@@ -126,8 +133,21 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
                 "window as by sums": sum(
                     window is not None and window <= sums + LIKE for sums, _, window in pairs
                 ),
+                "within 2 % of that": sum(
+                    window is not None and 1 + window <= NEAR * (1 + sums)
+                    for sums, _, window in pairs
+                ),
             }
     return found
+
+
+def compare(folder: Path) -> None:
+    """Compare the models with the figures of a GPU, for the workloads with a trace in `folder`."""
+    about, rows = conditions(), list(comparisons(folder))
+    for row in rows:
+        print(*row.values(), sep="  ")
+    if rows:
+        write("allocator_models", about | {"rows": rows})
 
 
 def line(name: str, row: dict[str, Any]) -> str:
@@ -147,11 +167,15 @@ def main() -> None:
     parser.add_argument(
         "--gigabytes", type=float, default=8.0, help="what keeping everything takes, at least"
     )
+    parser.add_argument("--traces", type=Path, help="only compare the models with a GPU")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
+    if options.traces is not None:
+        compare(options.traces)
+        return
     about = conditions()
     ways = [f"{repair[0]} {share}" for share in SHARES for repair in get_args(Repair)]
-    heads = ["sums", *(head for name in ("native", "expand.") for head in (name, *ways))]
+    heads = ["sums", *(head for name in get_args(AllocatorName) for head in (name[:8], *ways))]
     print(f"{'':21}" + "".join(f"{head:>9}" for head in heads))
     rows: list[dict[str, Any]] = []
     for name, trace in programs(options.logs, options.models, int(options.gigabytes * 1e9)):
