@@ -16,12 +16,12 @@ from _tables import load
 
 from rekindle.engine import NoRoom
 from rekindle.policies import Thrifty
-from rekindle.simulator import Device, replay
+from rekindle.simulator import AllocatorName, Device, replay
 from rekindle.trace import Trace, formats, keep_all_peak
 
 RUN = 2  # index of the run whose recomputations are those of the traces; it also has most methods
 MIB = 2**20
-ALLOCATORS = {"": "native", "expandable_segments:True": "expandable"}
+ALLOCATORS: dict[str, AllocatorName] = {"": "native", "expandable_segments:True": "expandable"}
 #: The methods that are simulated: with the budget of the plain run, on a device with its memory.
 METHODS = {
     "plain": (False, False),
