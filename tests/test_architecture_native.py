@@ -32,7 +32,6 @@ LARGE_CLASSES = {
     "engine/scored.h: ScoredChooser": 45,
     "memory/held/held_eviction.h: HeldEviction": 42,
     "steps/learner.h: Learner": 44,
-    "memory/room/swapper.h: Swapper": 43,
     "torch/device.h: Device": 43,
     "memory/records/storage_record.h: StorageRecord": 41,
 }

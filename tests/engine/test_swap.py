@@ -242,6 +242,25 @@ def test_second_eviction_of_value_reuses_its_host_copy() -> None:
     ]
 
 
+def test_outdated_host_copy_is_made_again_at_eviction() -> None:
+    builder = TraceBuilder()
+    (first,) = builder.call("first", 1, (), [8], replayable=False)
+    for number in range(2):
+        builder.release(builder.call(f"large{number}", 1, (), [8])[0])
+        builder.call(f"read{number}", 1, [first], [], replayable=False)
+    engine, about = Engine(8, DTR(), FAST), []
+    assert engine.host is not None
+    for _, actions in drive(builder.build(), engine, None):
+        for action in actions:
+            if engine.subject is not None and not isinstance(action, Compute | Free):
+                about.append(action)
+            if isinstance(action, SwapIn) and isinstance(engine.subject, Storage):
+                engine.host.outdated.add(engine.subject)
+        engine.check()
+    out, back, discard = (kind(StorageId(0)) for kind in (SwapOut, SwapIn, Discard))
+    assert about == [out, back, discard, out, back]
+
+
 def test_expensive_value_is_copied_to_host_before_its_eviction() -> None:
     builder = TraceBuilder()
     (dear,) = builder.call("dear", 1000, (), [8])

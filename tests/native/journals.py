@@ -18,14 +18,14 @@ KINDS = (
     "reads makes views overwrites takes call admit defer hold use pin retain release drop gone "
     "forget seal spoil account resize require make_room shrink evict set_evictable_while_held "
     "lock unlock mark unmark clear listen uncounted ahead prefetch planned save fetch discards "
-    "measured swap_out_failed swap_in_failed copy_lost written step anticipate "
+    "measured swap_out_failed swap_in_failed copy_lost written outdated step anticipate "
     "compute free swap_out swap_in "
     "discard"
 )
 REPLAYABLE, HELD = 1, 2
 ACTIONS = ("compute", "free", "swap_out", "swap_in", "discard")
 # events that may also occur while the engine handles another event
-NESTED = ("measured", "swap_out_failed", "swap_in_failed", "copy_lost")
+NESTED = ("measured", "swap_out_failed", "swap_in_failed", "copy_lost", "outdated")
 
 
 class Entry(NamedTuple):
@@ -125,16 +125,19 @@ class Replay:
         self.engine.idle.clear()
 
     def copied(self, entry: Entry) -> None:
-        """Tell the Python engine about a failed or lost copy, or about a measured bandwidth.
+        """Tell the Python engine about a failed, lost or outdated copy, or a measured bandwidth.
 
         This may happen during an event or between two events.
         """
+        assert self.engine.host is not None
         if entry.kind == "measured":
-            assert self.engine.host is not None
             rates = {"out_bytes_per_s": entry.id, "in_bytes_per_s": entry.number}
             self.engine.host.measured(**rates)
             return
         storage = self.storages[entry.id]
+        if entry.kind == "outdated":
+            self.engine.host.outdated.add(storage)
+            return
         stays = getattr(self.engine, entry.kind)(storage)
         if entry.kind == "swap_out_failed" and not stays:
             self.instead.append(Free(storage.id))

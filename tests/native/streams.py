@@ -49,6 +49,7 @@ WORDS = [
     "measured",
     "copy_lost",
     "written",
+    "outdate",
     "hold",
     "step",
     "anticipate",
@@ -70,6 +71,7 @@ SWAPPING = [
     "step",
     *("save", "fetch") * 2,
     *("planned", "discards", "measured", "copy_lost", "written", "fail"),
+    *("outdate",) * 4,
 ]
 COPYING = ("ahead", "prefetch", "planned", "discards", "measured", "step", "anticipate", "fail")
 RATES = [2 * 10**8, 10**9, 5 * 10**9]  # bytes per second: a byte takes 5, 1 or 0.2 ns
@@ -190,7 +192,7 @@ class Stream:
             return storage.dead and storage.resident and useful
         if name == "copy_lost":
             return storage.on_host and (storage.replayable or storage.resident)
-        if name == "written":
+        if name in ("written", "outdate"):
             return storage.on_host and storage.resident and not storage.replayable
         if not self.wanted(value):
             return False
@@ -246,6 +248,10 @@ class Stream:
                 self.event(name, number, 0)
             case "copy_lost":
                 engine.copy_lost(storage)
+                self.event(name, number, 0)
+            case "outdate":
+                assert engine.host is not None
+                engine.host.outdated.add(storage)
                 self.event(name, number, 0)
             case "use" | "pin" | "require":
                 self.event(name, number, 0, getattr(engine, name)(value))

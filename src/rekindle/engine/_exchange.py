@@ -136,6 +136,8 @@ class Exchange(Ledger):
 
     def _send(self, victim: Storage, host: HostMemory) -> Iterator[Action]:
         """Evict or swap out `victim`: the cheaper of the two, or the one that is possible."""
+        if victim in host.outdated:
+            yield from self._discard(victim, host)
         if not victim.on_host and self._pays(victim, host, ahead=False):
             yield from self._make_host_room(victim.nbytes, host)
             if host.lacks(victim.nbytes) <= 0:
@@ -162,10 +164,15 @@ class Exchange(Ledger):
         """
         yield from self.discards()
         for storage in host.spare(nbytes) or ():
-            host.drop(storage)
+            yield from self._discard(storage, host)
+
+    def _discard(self, storage: Storage, host: HostMemory) -> Iterator[Action]:
+        """Discard the host copy of `storage`, which may have left the graph."""
+        host.drop(storage)
+        if storage in self._storages:
             self._renew(storage)
-            self.subject = storage
-            yield Discard(storage.id)
+        self.subject = storage
+        yield Discard(storage.id)
 
     def _swap_out(self, storage: Storage, host: HostMemory) -> Iterator[Action]:
         """Move `storage` to the host: count the transfer, and yield the `SwapOut`."""
@@ -219,10 +226,7 @@ class Exchange(Ledger):
         if host is None or not storage.on_host or not storage.resident:
             return
         self._abandon_copy(storage)
-        host.drop(storage)
-        self._renew(storage)
-        self.subject = storage
-        yield Discard(storage.id)
+        yield from self._discard(storage, host)
 
     def _refuse(self, storage: Storage, host: HostMemory) -> None:
         """Exclude `storage`, which has no recipe, from eviction until the host has room for it."""
@@ -330,10 +334,7 @@ class Exchange(Ledger):
         host = self.host
         assert host is not None
         while self.discarded:
-            storage = self.discarded.pop()
-            host.drop(storage)
-            self.subject = storage
-            yield Discard(storage.id)
+            yield from self._discard(self.discarded.pop(), host)
         refused, host.refused = host.refused, {}
         for storage in refused:
             self._classify(storage)

@@ -43,6 +43,9 @@ class HostMemory:
         self.coming: dict[Storage, Nanoseconds] = {}
         #: Storages without a recipe for which the host had no room.
         self.refused: dict[Storage, None] = {}
+        #: Storages without a recipe that the driver found to be written since they were copied.
+        #: They are copied again when they are evicted.
+        self.outdated: set[Storage] = set()
 
     def measured(
         self, *, out_bytes_per_s: int | None = None, in_bytes_per_s: int | None = None
@@ -62,6 +65,7 @@ class HostMemory:
         """Stop counting the host copy of `storage`."""
         storage.on_host = False
         del self.copies[storage]
+        self.outdated.discard(storage)
         self.nbytes -= storage.nbytes
 
     def failed(self, storage: Storage) -> None:

@@ -197,6 +197,24 @@ def test_python_engine_repeats_native_run_with_evict_anything(
     assert compared >= run.recomputations > 0
 
 
+@pytest.mark.evicts_anything
+def test_outdated_copies_are_made_again_in_both_engines(tmp_path: Path) -> None:
+    """A copy counts as outdated once the tensor whose version counter shows writes is gone."""
+    tensors = [torch.full((128, 128), float(i)) for i in range(6)]
+
+    def step() -> None:
+        for i, tensor in enumerate(tensors):
+            tensor.sum()
+            tensors[i] = tensor.detach()
+
+    swap = Swap(1 << 30, out_bytes_per_s=10**10, in_bytes_per_s=10**10)
+    budget = 4 * tensors[0].nbytes
+    words, run = _journal(step, budget, evict="anything", swap=swap, swap_directory=tmp_path)
+    assert KINDS.split().index("outdated") in words[::6]
+    assert Replay(budget, Thrifty(), driven=True, swap=swap).compare(words) >= run.evictions > 0
+    assert all((tensor == i).all() for i, tensor in enumerate(tensors))
+
+
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda each: each.__name__.strip("_"))
 @pytest.mark.parametrize("only", [True, False])
 def test_python_engine_repeats_native_run_with_swap(

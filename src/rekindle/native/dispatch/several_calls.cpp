@@ -81,48 +81,6 @@ c10::IValue part_of(const c10::IValue& value, std::size_t begin, std::size_t end
     return part;
 }
 
-// Scope in which an operator writes its lists in parts. The session mutex is held where it begins;
-// the destructor takes it.
-class WrittenInParts final {
-public:
-    WrittenInParts(
-        Session& session,
-        const c10::FunctionSchema& schema,
-        std::span<const c10::IValue> given,
-        std::size_t n
-    )
-        : session_(session) {
-        auto& written = session.events.swapper->written_in_parts;
-        before_ = written.size();
-        for (std::size_t i = 0; i < given.size(); ++i) {
-            const auto* alias = schema.arguments()[i].alias_info();
-            if (alias == nullptr || !alias->isWrite() || !is_by_item(given[i], n)) {
-                continue;
-            }
-            for (const c10::IValue& each : given[i].toListRef()) {
-                if (bytes_of(each) != 0) {
-                    written.push_back(each.toTensor().storage().unsafeGetStorageImpl());
-                }
-            }
-        }
-    }
-
-    WrittenInParts(const WrittenInParts&) = delete;
-    WrittenInParts& operator=(const WrittenInParts&) = delete;
-    WrittenInParts(WrittenInParts&&) = delete;
-    WrittenInParts& operator=(WrittenInParts&&) = delete;
-
-    ~WrittenInParts() {
-        const auto lock = locked_if_not_mine();
-        auto& written = session_.events.swapper->written_in_parts;
-        written.resize(std::min(before_, written.size()));
-    }
-
-private:
-    Session& session_;
-    std::size_t before_;
-};
-
 }  // namespace
 
 bool run_list_in_parts(
@@ -152,7 +110,6 @@ bool run_list_in_parts(
         return false;
     }
     const Starts starts = cut(bytes, session.engine.budget / 4);
-    const WrittenInParts written(session, call.op.schema(), given, n);
     lock.unlock();
     std::vector<c10::IValue> results;
     for (std::size_t i = 0; i < starts.size(); ++i) {

@@ -38,6 +38,10 @@ void Ledger::send_until(Bytes nbytes) {
 // Evict `victim`. Swap it out if that is cheaper than recomputing it, or if it has no recipe.
 // Otherwise free its memory, and recompute it later.
 void Ledger::send(Storage& victim) {
+    if (victim.on_host && !victim.replayable && performer_.is_copy_outdated(victim)) {
+        note(Entry::Kind::outdated, victim.id, 0, Entry::NESTED);
+        discard(victim);
+    }
     const auto pays = [&] {  // swapping it out now is cheaper than recomputing it later
         return host->only || !victim.replayable ||
                (!planned_ && host->waiting(victim, clock) < chooser_->recompute_ns(victim));
@@ -63,8 +67,6 @@ void Ledger::make_host_room(Bytes nbytes) {
     std::vector<Storage*> spare;
     host->spare(nbytes, spare);
     for (Storage* storage : spare) {
-        host->drop(*storage);
-        renew(*storage);
         discard(*storage);
     }
 }
@@ -122,8 +124,6 @@ void Ledger::written(Storage& storage) {
     note_event(Entry::Kind::written, storage.id);
     const Event event(*this);
     static_cast<void>(abandon_copy(storage));
-    host->drop(storage);
-    renew(storage);
     discard(storage);
 }
 
@@ -281,7 +281,6 @@ void Ledger::discard_all() {
     while (!host->discarded.empty()) {
         const Ref<Storage> storage = std::move(host->discarded.back());
         host->discarded.pop_back();
-        host->drop(*storage);
         discard(*storage);
     }
     for (Storage* storage : std::exchange(host->refused, {})) {
@@ -289,7 +288,12 @@ void Ledger::discard_all() {
     }
 }
 
+// Discard the host copy of `storage`, which may have left the graph.
 void Ledger::discard(Storage& storage) {
+    host->drop(storage);
+    if (storage.listed) {
+        renew(storage);
+    }
     note(Entry::Kind::discard, storage.id);
     performer_.discard(storage);
 }

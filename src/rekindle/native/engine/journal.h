@@ -67,7 +67,8 @@ struct Entry final {
         swap_in_failed,   // flags: `NESTED`
         copy_lost,        // flags: `NESTED`
         written,
-        step,  // a step of the program has ended
+        outdated,  // the host copy of the next victim has old contents; flags: `NESTED`
+        step,      // a step of the program has ended
         anticipate,
         // Actions that the engine takes. The comments say what the fields mean, as above.
         compute,  // id: operator; flags: 1 if in place

@@ -36,6 +36,11 @@ public:
     // reads the value yet, so that the performer need not wait for the transfer.
     virtual void swap_in(Storage& storage, bool early) = 0;
 
+    // Return true if the host copy of the resident `storage`, which has no recipe, has old
+    // contents: the program wrote the storage, and nobody has told the engine (`Ledger::written`).
+    // Must not call the engine.
+    virtual bool is_copy_outdated(Storage& storage) = 0;
+
     // Discard the host copy of `storage`. Must not call the engine.
     virtual void discard(Storage& storage) = 0;
 

@@ -141,8 +141,7 @@ struct Facts final {
     // tensors, or write its first argument.
     bool simple = false;
     // The operator does the same with each tensor of a list, or of several lists of equal length,
-    // as
-    // `_foreach_add_` and `_fused_adam_` do (dispatch/several_calls.h).
+    // as `_foreach_add_` and `_fused_adam_` do (dispatch/several_calls.h).
     bool on_lists = false;
     // Number of signatures of the operator that were tried. Guarded by the session mutex.
     mutable int tried = 0;

@@ -134,7 +134,7 @@ PyObject* bytes_of(const std::vector<T>& numbers) {
     );
 }
 
-PyObject* result_of(const Player& player, const End& end) {
+PyObject* result_of(Player& player, const End& end) {
     const rekindle::Engine& engine = player.engine();
     std::vector<rekindle::Entry> journal;
     engine.journal.each([&](const rekindle::Entry& entry) { journal.push_back(entry); });

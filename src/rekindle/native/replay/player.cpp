@@ -48,6 +48,7 @@ bool Player::fails() noexcept {
 bool Player::swap_out(Storage& storage, bool keep) {
     evictions += keep ? 0 : 1;
     acted(storage.id, keep ? swapped_out_and_kept : swapped_out);
+    static_cast<PlainStorage&>(storage).outdated = false;
     return !fails();
 }
 
@@ -246,6 +247,9 @@ void Player::event_about(Word word, Known& about, std::int64_t number) {
             return engine_.copy_lost(storage);
         case Word::written:
             return engine_.written(storage);
+        case Word::outdate:
+            static_cast<PlainStorage&>(storage).outdated = true;
+            return;
         case Word::hold:
             return engine_.hold(storage);
         case Word::let:

@@ -56,6 +56,7 @@ enum class Word : std::int64_t {
     measured,    // arguments: bytes per second of swap-out, swap-in; 0: unchanged
     copy_lost,   // argument: a value
     written,     // argument: a value
+    outdate,     // argument: a value whose host copy has old contents from now on
     hold,        // argument: a value
     step,        //
     anticipate,  //
@@ -71,6 +72,8 @@ struct Malformed final {
 // A simulated storage, which has no memory.
 struct PlainStorage final : Storage {
     using Storage::Storage;
+
+    bool outdated = false;  // the host copy has old contents
 };
 
 // A simulated operator call, which has no operator.
@@ -118,8 +121,6 @@ public:
     // return the first violated invariant.
     std::optional<Fault> play(std::span<const std::int64_t> words);
 
-    const Engine& engine() const noexcept { return engine_; }
-
     Engine& engine() noexcept { return engine_; }
 
     // Return the bytes of the engine's own data about the program.
@@ -141,6 +142,10 @@ public:
     bool swap_out(Storage& storage, bool keep) override;
     void swap_in(Storage& storage, bool early) override;
     void discard(Storage& storage) override;
+
+    bool is_copy_outdated(Storage& storage) override {
+        return static_cast<PlainStorage&>(storage).outdated;
+    }
 
     Bytes workspace(const Call& call) const noexcept override {
         return static_cast<const PlainCall&>(call).workspace;

@@ -24,8 +24,8 @@ KINDS: Final = (
     "pin", "retain", "release", "drop", "gone", "forget", "seal", "spoil", "account", "resize",
     "require", "make_room", "shrink", "evict", "set_evictable_while_held", "lock", "unlock", "mark",
     "unmark", "clear", "listen", "uncounted", "ahead", "prefetch", "planned", "save", "fetch",
-    "discards", "measured", "swap_out_failed", "swap_in_failed", "copy_lost", "written", "step",
-    "anticipate", "compute", "free", "swap_out", "swap_in", "discard",
+    "discards", "measured", "swap_out_failed", "swap_in_failed", "copy_lost", "written",
+    "outdated", "step", "anticipate", "compute", "free", "swap_out", "swap_in", "discard",
 )  # fmt: skip
 """The kinds of the journal's entries, in the order of native/engine/journal.h."""
 _REPLAYABLE: Final = 1

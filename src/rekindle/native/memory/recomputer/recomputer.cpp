@@ -34,9 +34,6 @@ Bytes Recomputer::workspace(const Call& call) const noexcept {
 void Recomputer::free(Storage& storage) {
     StorageRecord& record = record_of(storage);
     registry_.observers.evictions += storage.dead() ? 0 : 1;
-    if (events_.swapper != nullptr) [[unlikely]] {
-        events_.swapper->about_to_trust_copy(record);
-    }
     StoragePtr memory = registry_.evict(record);
     if (events_.swapper != nullptr) [[unlikely]] {
         events_.swapper->gone(record, std::move(memory));
@@ -71,6 +68,11 @@ void Recomputer::swap_in(Storage& storage, bool early) {
         }
         engine_.swap_in_failed(record);
     }  // null: the swap-out was cancelled, or the engine recomputes the value
+}
+
+// Question of the engine: does the host copy of `storage` have old contents?
+bool Recomputer::is_copy_outdated(Storage& storage) {
+    return events_.swapper->is_copy_outdated(record_of(storage));
 }
 
 // Engine action: free the host copy of `storage`.

@@ -44,6 +44,7 @@ public:
     void free(Storage& storage) override;
     bool swap_out(Storage& storage, bool keep) override;
     void swap_in(Storage& storage, bool early) override;
+    bool is_copy_outdated(Storage& storage) override;
     void discard(Storage& storage) override;
     Bytes workspace(const Call& call) const noexcept override;
     void dispose(Storage& storage) noexcept override;

@@ -239,6 +239,12 @@ inline StorageRecord& record_of(Storage& storage) noexcept {
     return static_cast<StorageRecord&>(storage);
 }
 
+// Return true if the program holds the value of `record`, and can write it, but the engine may
+// evict it.
+inline bool is_held_but_evictable(const StorageRecord& record) noexcept {
+    return record.held && record.evictable_while_held;
+}
+
 // Return the record of the newest value in the memory of `record`, after all in-place writes.
 inline StorageRecord& current(StorageRecord& record) noexcept {
     StorageRecord* found = &record;

@@ -145,7 +145,7 @@ void Registry::place(
 }
 
 StoragePtr Registry::evict(StorageRecord& record) {
-    if (record.held && record.evictable_while_held) [[unlikely]] {
+    if (is_held_but_evictable(record)) [[unlikely]] {
         return evict_keeping_placeholder(record);
     }
     held_list.remove(record);

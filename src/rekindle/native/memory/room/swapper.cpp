@@ -70,26 +70,14 @@ bool Swapper::has_room(Bytes nbytes) {
 }
 
 void Swapper::wait_for(Bytes nbytes) {
-    // Undo evictions of values whose outdated copies could not be written again. The records may
-    // have been removed meanwhile.
-    for (StorageRecord* record : std::exchange(not_copied_, {})) {
-        const auto found = copied_.find(record);
-        if (found == copied_.end() || !found->second.instead || record->resident) {
-            continue;
-        }
-        const StoragePtr memory = std::move(found->second.instead);
-        copied_.erase(found);
-        engine_.swap_out_failed(*record);
-        registry_.attach(*record, memory);
-    }
     while (!writes_in_flight_.empty() && copies.ended(writes_in_flight_.front().record->id)) {
         finish_write(*writes_in_flight_.front().record);
     }
     // If a copy fails, its value stays, and the engine counts it again.
-    const auto has_room = [&] {
+    const auto fits = [&] {
         return engine_.memory - counted_ + in_flight() + nbytes <= engine_.budget;
     };
-    while (engine_.budget != UNLIMITED && !writes_in_flight_.empty() && !has_room()) {
+    while (engine_.budget != UNLIMITED && !writes_in_flight_.empty() && !fits()) {
         finish_write(*writes_in_flight_.front().record);
     }
     if (!performing_) {
@@ -153,7 +141,7 @@ bool Swapper::begin(StorageRecord& record) {
     if (!storage_impl) {
         // Another thread or the garbage collector has freed the value, which the engine learns
         // later. That is no failure, after which the engine would copy less.
-        copied_[&record] = HostCopy{-1, false, {}};
+        copied_[&record] = HostCopy{-1, false};
         return true;
     }
     if (std::cmp_not_equal(storage_impl->nbytes(), record.size)) {
@@ -163,72 +151,22 @@ bool Swapper::begin(StorageRecord& record) {
     if (!copies.write(record.id, storage_impl)) {
         return false;
     }
-    copied_[&record] = HostCopy{version_after_parts(record, storage_impl), true, {}};
+    copied_[&record] = HostCopy{version_of(record)};
     writes_in_flight_.push_back({&record, storage_impl});
     record.leaving = true;
     return record.replayable || ended(record);
 }
 
-// Without a recipe, the copy is all that is left of a value. Most writes announce themselves
-// (`Events::about_to_write`). This also finds those that only a version counter shows.
-void Swapper::about_to_trust_copy(StorageRecord& record) {
-    const auto found = copied_.find(&record);
-    const bool may_be_written = record.held && record.evictable_while_held;
-    if (!may_be_written || record.replayable || found == copied_.end() || record.leaving ||
-        record.coming) {
-        return;
-    }
-    HostCopy& copy = found->second;
-    const std::int64_t version = version_of(record);
-    const StoragePtr storage_impl = record.at();
-    const std::int64_t expected =
-        storage_impl ? version_after_parts(record, storage_impl) : version;
-    const bool current = copy.version == version || copy.version == expected;
-    if (!storage_impl || (copy.written && current && version >= 0)) {
-        return;
-    }
-    if (copy.written) {
-        copies.release(record.id);
-    }
-    copy.version = version_after_parts(record, storage_impl);
-    copy.written = write_now(record, storage_impl);
-    if (!copy.written) {
-        copy.instead = storage_impl;  // `gone` replaces it, if it loses its memory
-    }
-}
-
-// Return the count of the version counter of `record` once the running operator has ended.
-std::int64_t Swapper::version_after_parts(
-    const StorageRecord& record, const StoragePtr& storage_impl
-) const {
-    const std::int64_t version = version_of(record);
-    const bool rises =
-        std::ranges::find(written_in_parts, storage_impl.get()) != written_in_parts.end();
-    return version >= 0 && rises ? version + 1 : version;
-}
-
-// Copy the value of `record` to the host, and wait for it. Return false if that fails.
-bool Swapper::write_now(StorageRecord& record, const StoragePtr& storage_impl) {
-    report_streams();
-    if (!copies.write(record.id, storage_impl)) {
+bool Swapper::is_copy_outdated(const StorageRecord& record) const {
+    if (!record.at() || !is_held_but_evictable(record) || record.leaving || record.coming) {
         return false;
     }
-    const std::string why = wait(record);
-    if (!why.empty()) {
-        complaint_due = true;
-        copies.complain_of(record.nbytes, record.site(), "written: " + why);
-        copies.release(record.id);
-        return false;
-    }
-    moved.went_out(record);
-    return true;
+    const HostCopy& copy = copied_.at(&record);
+    const std::int64_t version = version_of(record);
+    return version < 0 || version != (copy.seen_later ? record.version.expected : copy.version);
 }
 
 void Swapper::gone(StorageRecord& record, StoragePtr memory) {
-    if (const auto found = copied_.find(&record); found != copied_.end() && found->second.instead) {
-        found->second.instead = memory ? memory : found->second.instead;
-        not_copied_.push_back(&record);
-    }
     // if the value was swapped in early, and is evicted again before anything read it, end the
     // swap-in
     if (record.coming) {
@@ -302,12 +240,10 @@ StoragePtr Swapper::fetch(StorageRecord& record, bool early) {
     }
     if (const auto found = copied_.find(&record);
         found != copied_.end() && !found->second.written) {
-        // The value was evicted without a copy. Its memory is null if the program had freed it.
-        StoragePtr memory = std::exchange(found->second.instead, {});
-        if (!memory && record.replayable) {
+        if (record.replayable) {
             copied_.erase(found);
         }
-        return memory;
+        return {};
     }
     wait_for(record.nbytes);
     std::string why = read_now(record);
@@ -323,6 +259,8 @@ StoragePtr Swapper::fetch(StorageRecord& record, bool early) {
         give_up_copy(record, "read back: " + why, !record.replayable);
         return {};
     }
+    HostCopy& copy = copied_.at(&record);
+    copy.seen_later = copy.version < 0;
     return storage_impl;
 }
 

@@ -55,9 +55,6 @@ public:
     // failed.
     bool ahead = true;
     Moved moved;  // counts of finished copies
-    // Memory that the running operator on lists writes in parts. PyTorch raises the version of its
-    // tensors once all parts have run, so a copy that is made meanwhile has the version after that.
-    std::vector<const c10::StorageImpl*> written_in_parts;
 
     // Run `events` while the engine regards every transfer as finished. A nested call only runs its
     // events.
@@ -77,9 +74,10 @@ public:
     // Start to copy the value of `record` to the host. Return false if that is impossible. For a
     // value without a recipe, wait until the copy is complete.
     bool begin(StorageRecord& record);
-    // The value of `record`, which has a copy, is about to be evicted. If it is a source that was
-    // written since, without notice, write the copy again.
-    void about_to_trust_copy(StorageRecord& record);
+    // Return true if the program has written `record`, which has no recipe, since it was copied.
+    // Most writes announce themselves (`Events::about_to_write`). This also finds those that only a
+    // version counter shows.
+    bool is_copy_outdated(const StorageRecord& record) const;
     // The value of `record` was evicted. memory: the memory of the value, which a swap-out in
     // flight still reads.
     void gone(StorageRecord& record, StoragePtr memory);
@@ -103,19 +101,17 @@ private:
     // The copy of a value on the host.
     struct HostCopy final {
         std::int64_t version;  // count of the value's version counter then; negative: unknown
-        bool written = true;   // False if an outdated copy could not be written again.
-        // The memory of the value itself, which was evicted without a copy for this reason.
-        StoragePtr instead;
+        bool written = true;   // False if the program had freed the value: there is no copy.
+        // The value was read from the copy while its version was unknown. The first tensor by which
+        // an operator then reads it has the version of the copy (`Version::expected`). Scenario:
+        // autograd has put a gradient into a new tensor, which no operator has read yet.
+        bool seen_later = false;
     };
 
     Bytes in_flight() const noexcept;
     void count(Bytes nbytes);
-    std::int64_t version_after_parts(
-        const StorageRecord& record, const StoragePtr& storage_impl
-    ) const;
     std::string wait(const StorageRecord& record);
     bool ended(StorageRecord& record);
-    bool write_now(StorageRecord& record, const StoragePtr& storage_impl);
     void finish_write(StorageRecord& record);
     void handle_failed_write(StorageRecord& record, const StoragePtr& storage_impl);
     void report_streams();
@@ -128,8 +124,6 @@ private:
     Registry& registry_;
     // Records that have a host copy, complete or still being written.
     std::unordered_map<const StorageRecord*, HostCopy> copied_;
-    // Records that were evicted without a copy (`HostCopy::instead`).
-    std::vector<StorageRecord*> not_copied_;
     // Swap-outs in flight, the oldest first.
     std::vector<Moving> writes_in_flight_;
     // early swap-ins in flight, of records that the engine regards as in memory
