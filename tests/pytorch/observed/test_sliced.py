@@ -10,7 +10,9 @@ from torch import nn
 from torch.nn import functional
 
 import rekindle
+from rekindle.cli._watched import found_by
 from rekindle.pytorch.native import core as native_core
+from rekindle.pytorch.observed import Phases
 from rekindle.report import Report
 from tests.pytorch.bits import differing, everything
 
@@ -109,9 +111,7 @@ def calls_without_slices() -> int:
     return step.calls
 
 
-def test_profile_measures_no_step_that_slices_cannot_help(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_profile_measures_no_step_that_slices_cannot_help() -> None:
     step, stages = convolution_step(), list[str]()
     profile = rekindle.profile(step, repeats=1, watch=stages.append)
     assert not [stage for stage in stages if "in slices" in stage]
@@ -135,9 +135,27 @@ def test_profile_within_budget_measures_slices_too() -> None:
     assert profile.smallest_budget < SCORES
 
 
-def test_error_of_sliceable_operator_does_not_call_its_need_smallest() -> None:
+def test_error_of_sliceable_operator_names_need_as_a_whole() -> None:
     step = language_step()
     with pytest.raises(rekindle.OutOfBudget) as caught, rekindle.budget("3MiB"):
         step()
     assert "as a whole" in str(caught.value)
     assert "The smallest budget" not in str(caught.value)
+
+
+def test_phases_name_operator_whose_slices_may_need_less() -> None:
+    with rekindle.budget(None) as run:
+        phases = Phases(run)
+        with phases.watch():
+            language_step()()
+    assert phases.sliceable == ("aten::_log_softmax",)
+    assert "in slices, aten::_log_softmax may need less" in found_by(phases)
+
+
+def test_phases_name_no_operator_that_has_no_slices() -> None:
+    with rekindle.budget(None) as run:
+        phases = Phases(run)
+        with phases.watch():
+            convolution_step()()
+    assert phases.whole > 0
+    assert phases.sliceable == ()

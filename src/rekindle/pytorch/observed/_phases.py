@@ -134,14 +134,13 @@ class Phases:
     def sliceable(self) -> tuple[str, ...]:
         """The operators that set these budgets as a whole, although they can run in slices."""
         names = self._driver.sliceable
-        phases = [phase for phase in self._phases.values() if phase.hardest is not None]
-        return tuple(
-            dict.fromkeys(
-                neediest(phase.hardest)[0]
-                for phase in phases
-                if least_in_slices(phase.hardest, phase.smallest, names) < phase.smallest
-            )
-        )
+        found = {
+            neediest(phase.hardest)[0]: None
+            for phase in self._phases.values()
+            if phase.hardest is not None
+            and least_in_slices(phase.hardest, phase.smallest, names) < phase.smallest
+        }
+        return tuple(found)
 
     def other_budgets(self, points: int) -> list[tuple[Bytes, float]]:
         """Simulate the part of training that needs the most memory within several budgets.
