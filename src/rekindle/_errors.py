@@ -135,8 +135,8 @@ class OutOfBudget(RekindleError, MemoryError):
             bound: the operator ran for the first time, so its workspace is not known.
         budget: The budget in bytes.
         held: Bytes that cannot be evicted, by category.
-        smallest_budget: The smallest budget with which this operator runs, if `needed` is exact; a
-            later operator may need more.
+        smallest_budget: The smallest budget with which this operator runs as a whole, if `needed`
+            is exact. In slices it may need less; a later operator may need more.
         worth_trying: The budget that the message tells the user to try. It is `smallest_budget`,
             which is at most the peak of plain PyTorch if `needed` is exact. After `rehearse()`, it
             is the budget for whole steps. If a budget that an earlier message named was too small,

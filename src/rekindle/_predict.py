@@ -1,9 +1,10 @@
 """Predict memory and time of training steps: `rekindle.profile` and `rekindle.max_batch`.
 
 `profile` runs one step and records its trace; then the simulator predicts the step's time within
-smaller budgets. With `swap=`, weights and optimizer state may move to the host, which no trace
-describes: then real steps run within these budgets. `max_batch` runs real steps of several batch
-sizes. With `simulated=True` it runs only small batches, and simulates larger ones.
+smaller budgets. A trace describes neither weights and optimizer state that move to the host, with
+`swap=`, nor operators that run in slices: real steps run within these budgets. `max_batch` runs
+real steps of several batch sizes. With `simulated=True` it runs only small batches, and simulates
+larger ones.
 """
 
 from __future__ import annotations
@@ -16,18 +17,14 @@ from typing import final
 
 from rekindle import _checks as checks
 from rekindle import _clock
-from rekindle._errors import InvalidArgument, OutOfBudget, Unsupported, remedy_for
+from rekindle._errors import InvalidArgument, OutOfBudget, Unsupported
 from rekindle._progress import ProgressLine
 from rekindle._public import publish
 from rekindle._types import Bytes, Nanoseconds
 from rekindle._units import format_bytes, parse_bytes
 from rekindle.policies import Policy, Swap, policy_of
 from rekindle.report import Choice, Profile
-from rekindle.simulator import Point, at_batch, curve, fits, smallest_budget
-from rekindle.trace import Trace, neediest
-
-# The profile names an operator that alone needs more than this share of the smallest budget.
-_NEARLY = 0.9
+from rekindle.simulator import at_batch, fits, smallest_budget
 
 
 def profile(
@@ -46,7 +43,8 @@ def profile(
 
     The step runs several times, and everything that it changes is restored: weights, buffers,
     gradients, optimizer state, random generators. Iterators are not restored: a data loader goes on
-    after the batches that the step took.
+    after the batches that the step took. If one operator sets the smallest predicted budget, but
+    can run in slices, up to a dozen smaller budgets are measured: two more steps run in each.
 
     Args:
         step: A function that makes one whole step: forward, backward, optimizer.
@@ -70,7 +68,7 @@ def profile(
 
     Returns:
         A `Profile`: the holders of memory at the peak, the smallest feasible budget, and the
-        predicted time of a step for each budget.
+        predicted or measured time of a step for each budget.
 
     Raises:
         OutOfBudget: The step does not fit into `budget`.
@@ -83,7 +81,7 @@ def profile(
         profile.budget_for(slowdown=1.1), profile.fits("8GB")
         ```
     """
-    from rekindle.pytorch import observe, prices
+    from rekindle.pytorch import observe
 
     checks.step(step, "rekindle.profile({})")
     checks.number(repeats, 0, "rekindle.profile(step, repeats={})", "3")
@@ -110,26 +108,8 @@ def profile(
                 "rekindle.profile: got a step that ran no operator of PyTorch, wanted one that "
                 "trains; write rekindle.profile(lambda: step(batch))"
             )
-        points = (
-            ()
-            if seen.moving
-            else curve(
-                seen.trace,
-                policy,
-                watch=lambda done, of: show(f"simulating budget {done + 1} of {of}"),
-            )
-        )
-    again = prices().again
-
-    def choice(point: Point) -> Choice:
-        ns = seen.kept_ns + point.recompute_ns + again * point.recomputations
-        return Choice(
-            point.budget, ns, ns / seen.plain_ns, point.recompute_ns, point.recomputations
-        )
-
-    choices = seen.moving or tuple(choice(point) for point in points)
-    smallest = choices[-1].budget if choices else 0
-    on_smallest = _on_moving(choices[-1], swap) if seen.moving else _on_floor(seen.trace, smallest)
+    choices = seen.choices
+    on_smallest = seen.on_floor if swap is None else _on_moving(choices[-1], swap)
     report = replace(
         seen.report,
         title="A profile of one step",
@@ -163,20 +143,6 @@ def _on_moving(smallest: Choice, swap: object) -> tuple[str, ...]:
     fits = f"{format_bytes(smallest.budget)} with {format_bytes(smallest.host)} on the host"
     line = f'rekindle.budget({smallest.budget}, evict="anything", swap={swap!r})'
     return (f"The step fits into {fits}, in {smallest.slowdown:.2f} times the time: {line}",)
-
-
-def _on_floor(trace: Trace, smallest: Bytes) -> tuple[str, ...]:
-    """Return a line of advice if a single operator needs nearly all of the smallest budget."""
-    operator, need, workspace = neediest(trace)
-    if need < _NEARLY * smallest:
-        return ()
-    remedy = remedy_for(operator, workspace / max(1, need))
-    needed = format_bytes(need)
-    needed += f" ({format_bytes(workspace)} of it workspace)" if workspace else ""
-    return (
-        f"No budget can be smaller than {needed}: tensors that are never evicted, and those that "
-        f"{operator} needs at once" + (f". To avoid this: {remedy}." if remedy else "."),
-    )
 
 
 def _on_noise(choices: tuple[Choice, ...], noise: float) -> tuple[str, ...]:
@@ -239,7 +205,7 @@ def max_batch(
         at_most: Sizes above this one are not tried.
         simulated: Run only batches of 2 and 4 and extrapolate their traces. This is quick and needs
             little memory, but less exact: run a real step of the returned size before you rely on
-            the size.
+            the size. It runs no operator in slices, with which larger batches may fit.
         policy: As for `rekindle.profile`.
         device: As for `rekindle.profile`.
         watch: A function that is called with a line about the current stage. Default: a progress

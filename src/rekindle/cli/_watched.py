@@ -65,6 +65,11 @@ def found_by(phases: Phases) -> str:
     lines = [f"smallest budgets by simulation, with a margin of {phases.MARGIN:.0%}:"]
     for name, budget in (*phases.budgets.items(), ("the whole run", phases.whole)):
         lines.append(f"  {name:<13}  {format_bytes(budget):>11}   --budget {smallest(budget)}")
+    if phases.sliceable:
+        lines.append(
+            f"in slices, {', '.join(phases.sliceable)} may need less: try smaller budgets, or "
+            "rekindle profile train.py:step, with a function that takes one step"
+        )
     others = phases.other_budgets(6)
     if others:
         lines.append("time lost by a step within other budgets, by simulation:")

@@ -255,9 +255,7 @@ def _is_size(text: str) -> bool:
 
 def _with_a_hint(error: BaseException, program: str) -> BaseException:
     if isinstance(error, OutOfBudget):
-        error.add_note(
-            f"To find the smallest budget for the whole program: rekindle run --profile {program}"
-        )
+        error.add_note(f"To find a budget for the whole program: rekindle run --profile {program}")
         error.for_command_line(f"--budget {smallest(error.rehearse())}")
     return error
 

@@ -78,16 +78,18 @@ class Recomputed:
 @final
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A budget, and the predicted time of a step within this budget.
+    """A budget, and the predicted or measured time of a step within this budget.
 
     Attributes:
         budget: The budget in bytes.
-        step_ns: The predicted time of a step (ns).
-        slowdown: The predicted time divided by the time of the step without Rekindle.
+        step_ns: The time of a step (ns).
+        slowdown: This time divided by the time of the step without Rekindle.
         recompute_ns: Time (ns) in recomputed operators.
         recomputations: How many operators are recomputed.
         host: If weights, gradients and optimizer state move, the most bytes on the host at once.
         copied: If they move, bytes copied to the host and back in a step.
+        measured: True if steps have run within this budget; False if they were simulated.
+        sliced: The operators that ran in slices, because they had no room as a whole.
     """
 
     budget: Bytes
@@ -97,6 +99,8 @@ class Choice:
     recomputations: int
     host: Bytes = 0
     copied: Bytes = 0
+    measured: bool = False
+    sliced: tuple[str, ...] = ()
 
 
 @final
@@ -157,7 +161,7 @@ class Figures:
     recomputed: tuple[Recomputed, ...] = ()
     choices: tuple[Choice, ...] = ()
     keep_all: Bytes | None = None  #: peak of a step in which nothing is evicted
-    smallest_budget: Bytes | None = None  #: smallest budget within which the simulated step runs
+    smallest_budget: Bytes | None = None  #: smallest budget in which the step runs
     plain_ns: Nanoseconds | None = None  #: measured time of the step without Rekindle
     swapped: Swapped | None = None  #: figures of swapping; None if nothing may be swapped
     moved: tuple[Moved, ...] = ()  #: the copies that `swapped` adds up, by kind of value

@@ -230,6 +230,8 @@ def _curve(report: Figures) -> str:
     least = min(choice.budget for choice in choices)
     top = 1.1 * max(choice.slowdown for choice in choices)
     points = [(choice.budget / right, choice.slowdown / top) for choice in choices]
+    measured = [choice.budget for choice in choices if choice.measured]
+    known = "measured" if len(measured) == len(choices) else "predicted"
     drawing = _svg.shaded(0, least / right, "does not fit")
     drawing += _svg.level(1 / top) + _svg.line(points, COLORS[0])
     if report.budget and report.budget <= right:
@@ -238,13 +240,18 @@ def _curve(report: Figures) -> str:
         drawing,
         x=_svg.ticks(right, _unit(right), format_bytes, most=4),
         y=_svg.ticks(10 * top, 1, lambda tenths: f"{tenths / 10:.1f} x"),
-        label=f"predicted time of a {report.measured} against budget",
+        label=f"{known} time of a {report.measured} against budget",
     )
     note = (
-        f"Simulated time of a {report.measured} within each budget, divided by its measured time "
-        "without Rekindle. Grey: budgets that are too small, less than "
+        f"{known.capitalize()} time of a {report.measured} within each budget, divided by its "
+        "measured time without Rekindle. Grey: budgets that are too small, less than "
         f"{format_bytes(least)}."
     )
+    if measured and known == "predicted":
+        note += (
+            f" Up to {format_bytes(measured[0])}, where operators run in slices, the time is "
+            "measured as well."
+        )
     return f"{chart}<p>{note}</p>{_table_of(report)}"
 
 

@@ -73,7 +73,9 @@ _PARTS: dict[str, Callable[[Any], Any]] = {
         value.get("note", ""),
     ),
     "recomputed": lambda value: tuple(Recomputed(**row) for row in value),
-    "choices": lambda value: tuple(Choice(**row) for row in value),
+    "choices": lambda value: tuple(
+        Choice(**row | {"sliced": tuple(row.get("sliced", ()))}) for row in value
+    ),
     "swapped": lambda value: None if value is None else Swapped(**value),
     "moved": lambda value: tuple(Moved(**row) for row in value),
     "advice": tuple,

@@ -1,4 +1,4 @@
-"""Define `Profile`, the result of `rekindle.profile`: a measured step and predictions from it."""
+"""Define `Profile`, the result of `rekindle.profile`: a measured step, and smaller budgets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rekindle.trace import Trace
 @final
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A measured step, and predictions of its time within smaller budgets.
+    """A measured step, and its predicted or measured time within smaller budgets.
 
     Attributes:
         report: Uses of the memory at the peak, memory over time, time against budget.
@@ -45,19 +45,20 @@ class Profile:
 
     @property
     def smallest_budget(self) -> Bytes:
-        """The smallest budget (bytes) within which the simulated step runs."""
+        """The smallest budget (bytes) within which the step runs: simulated, or measured."""
         return self.report.smallest_budget or self.peak
 
     @property
     def curve(self) -> tuple[Choice, ...]:
-        """Budgets with the predicted time of a step within each budget, the largest budget first.
+        """Budgets with the time of a step within each budget, the largest budget first.
 
-        A smaller budget is never predicted to be faster than a larger one.
+        The time is predicted, or measured if `measured` is set. A smaller budget is never faster
+        than a larger one.
         """
         return self.report.choices
 
     def step_ns(self, budget: str | Bytes) -> Nanoseconds:
-        """Return the predicted time of a step (ns), interpolated on the curve.
+        """Return the time of a step (ns), interpolated on the curve.
 
         Args:
             budget: Bytes, or text such as "6GiB".
@@ -75,7 +76,7 @@ class Profile:
         return self.curve[0].step_ns if wanted > self.curve[0].budget else self.curve[-1].step_ns
 
     def slowdown(self, budget: str | Bytes) -> float:
-        """Return the predicted slowdown of a step: 1.1 means 10 % more time than without Rekindle.
+        """Return the slowdown of a step: 1.1 means 10 % more time than without Rekindle.
 
         Args:
             budget: Bytes, or text such as "6GiB".
@@ -106,7 +107,7 @@ class Profile:
         return int(last.budget - share * (last.budget - beyond.budget))
 
     def fits(self, budget: str | Bytes) -> bool:
-        """Return True if the simulated step runs within a budget.
+        """Return True if the step runs within a budget: one of at least `smallest_budget`.
 
         Args:
             budget: Bytes, or text such as "6GiB".

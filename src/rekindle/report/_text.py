@@ -173,9 +173,12 @@ def _choices(report: Figures, paint: _Paint) -> list[str]:
     most = max(choice.slowdown for choice in report.choices)
     whole = report.keep_all or report.peak
     moves = any(choice.host for choice in report.choices)
-    known = "measured" if moves else "predicted"
-    lines = [paint(f"{known} time of a {report.measured} within a budget:", _BOLD)]
+    lines: list[str] = []
+    known = ""
     for choice in _thinned(report.choices):
+        before, known = known, "measured" if choice.measured else "predicted"
+        if known != before:
+            lines.append(paint(f"{known} time of a {report.measured} within a budget:", _BOLD))
         bar = "=" * round(24 * choice.slowdown / most)
         host = f"{format_bytes(choice.host):>11} on the host  " if moves else ""
         lines.append(

@@ -6,6 +6,8 @@ evicted.
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from rekindle._types import Bytes
 from rekindle.trace._model import Call, Drop, Pin, Release, Retain, Trace, Use
 
@@ -92,8 +94,13 @@ def largest_need(trace: Trace) -> Bytes:
     return neediest(trace)[1]
 
 
-def neediest(trace: Trace) -> tuple[str, Bytes, Bytes]:
+def neediest(trace: Trace, in_slices: Container[str] = ()) -> tuple[str, Bytes, Bytes]:
     """Return the operator that needs most memory. `largest_need` says what an operator needs.
+
+    Args:
+        trace: The recorded program.
+        in_slices: The names of operators that run in slices. They need only the live sources, and
+            their results need no memory. "" is returned as their name.
 
     Returns:
         The name of the operator, the bytes that it needs, and how many of these bytes are
@@ -106,15 +113,18 @@ def neediest(trace: Trace) -> tuple[str, Bytes, Bytes]:
         if isinstance(event, Call):
             op = trace.ops[event.op]
             taken_over = {source for _, source in op.overwrites}
-            inputs = {trace.values[value] for value in op.inputs if value not in taken_over}
-            need = sum(sources.values()) + trace.output_bytes(op)
-            need += sum(trace.storages[storage] for storage in inputs if storage not in sources)
+            need = sum(sources.values())
             need -= sum(sources.get(trace.values[value], 0) for value in taken_over)
-            if need + op.workspace > most:
-                name, most, workspace = op.name, need + op.workspace, op.workspace
+            whole = op.name not in in_slices
+            if whole:
+                inputs = {trace.values[value] for value in op.inputs if value not in taken_over}
+                need += sum(trace.storages[storage] for storage in inputs if storage not in sources)
+                need += trace.output_bytes(op) + op.workspace
+            if need > most:
+                name, most, workspace = (op.name, need, op.workspace) if whole else ("", need, 0)
             for value in taken_over:
                 sources.pop(trace.values[value], None)
-            if not op.replayable:
+            if whole and not op.replayable:
                 for storage in trace.new_storages(op):
                     sources[storage] = trace.storages[storage]
             references.called(event)

@@ -127,6 +127,21 @@ def test_scores_without_room_are_lost_after_write_to_weight() -> None:
     assert raised.value.smallest_budget == STATE + SCORES // 2 + SCORES
 
 
+@pytest.mark.parametrize("scores", [0.8, 1.3])
+def test_recording_of_sliced_loss_has_every_operator(scores: float) -> None:
+    model, x, words = drawn()
+    with rekindle.budget(None, record=True) as whole:
+        results(model, x, words, functional.cross_entropy)
+    model, x, words = drawn()
+    with rekindle.budget(STATE + int(scores * SCORES), learn=False, record=True) as run:
+        results(model, x, words, functional.cross_entropy)
+    assert run._driver.sliced
+    names = {op.name for op in whole.trace.ops}
+    assert names == {op.name for op in run.trace.ops}
+    assert run.record.peak <= run.budget
+    assert "ran in slices" in str(run.report())
+
+
 def trained(model: Language, x: Tensor, words: Tensor) -> list[Tensor]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     losses: list[Tensor] = []

@@ -10,6 +10,7 @@
 #include "../memory/observers/audit.h"
 #include "../memory/session.h"
 #include "../memory/take_snapshot.h"
+#include "../ops/slicing.h"
 #include "../ops/workspaces.h"
 #include "methods.h"
 
@@ -210,6 +211,22 @@ PyObject* sliced(const Session& session) {
     });
 }
 
+// Return the names of the operators that may run in slices, among those that have run in this
+// process. A name stands several times in the list if there are several signatures. The budget may
+// have ended.
+PyObject* sliceable(const Session& session) {
+    std::vector<const char*> found;
+    {
+        const Locked lock;
+        for (const Signature* each : all_signatures()) {
+            if (session.slices && has_slices(each->facts, each->op)) {
+                found.push_back(each->facts.name.c_str());
+            }
+        }
+    }
+    return list_of(found, PyUnicode_FromString);
+}
+
 // Let operators be tried again whose results are kept because of a trial.
 void reopen_trials() {
     const Locked lock;
@@ -259,6 +276,7 @@ PyMethodDef* stats_methods() {
         method<functions::evicted_bytes>("evicted_bytes"),
         method<functions::kept>("kept"),
         method<functions::sliced>("sliced"),
+        method<functions::sliceable>("sliceable"),
         method<functions::last_unit>("last_unit"),
         method<functions::reopen_trials>("reopen_trials"),
         method<functions::audit>("audit"),

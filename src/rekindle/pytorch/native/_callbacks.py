@@ -102,6 +102,7 @@ class PythonCallbacks:
             likely=likely,
             unevictable=None if driver.anything else operands,
             moves=driver.moves_state,
+            sliceable=who in driver.sliceable,
         )
         error.__cause__ = None  # the same effect as `raise error from None`
         if driver.transfers is not None:

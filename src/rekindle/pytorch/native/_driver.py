@@ -305,6 +305,11 @@ class Driver:
         ]
 
     @property
+    def sliceable(self) -> frozenset[str]:
+        """The names of the operators that run in slices if they have no room as a whole."""
+        return frozenset(self.core.sliceable(self.handle))
+
+    @property
     def backoff(self) -> Backoff:
         """Counts of device OOM errors: the device had less memory than the budget."""
         return Backoff(*self.core.backoff(self.handle))

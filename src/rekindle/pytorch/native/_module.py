@@ -467,6 +467,10 @@ class Core(Protocol):
         """Return name, calls, most slices, time (ns) of each operator that ran in slices."""
         ...
 
+    def sliceable(self, driver: Handle, /) -> list[str]:
+        """Return names of operators that have run, and that run in slices if they have no room."""
+        ...
+
     def reopen_trials(self) -> None:
         """Let operators be tried again whose results are kept because of a trial."""
         ...

@@ -167,6 +167,9 @@ class _Reader:
         self._in_place: dict[OpId, ValueId] = {}
         self._inputs: list[int] = []
         self._made: list[tuple[int, Bytes]] = []
+        # The last call that the engine had to run itself, and its results until it has.
+        self._attempt = -1
+        self._expected: tuple[ValueId, ...] = ()
         self._overwrites: dict[int, int] = {}
         for storage, nbytes, references, held in _rows(words.present, 4):
             self._values[storage] = value = self.builder.source(nbytes, held=held > 0)
@@ -180,6 +183,7 @@ class _Reader:
         }
 
     def build(self) -> Trace:
+        self._drop_failed_attempt()
         return taking_over(self.builder.build(), self._in_place)
 
     def read(self, kind: str, storage: int, number: int, flags: int) -> None:
@@ -191,8 +195,15 @@ class _Reader:
                 self._made.append((storage, number))
             case "overwrites":
                 self._overwrites[storage] = number
-            case "admit" | "defer":
-                self._call(number, bool(flags & _REPLAYABLE))
+            case "call" if storage == self._attempt:  # the engine tries once more
+                self._inputs, self._made, self._overwrites = [], [], {}
+            case "admit" | "defer" | "call":
+                self._drop_failed_attempt()
+                values = self._call(number, bool(flags & _REPLAYABLE))
+                if kind == "call":
+                    self._attempt, self._expected = storage, values
+            case "compute" if storage == self._attempt:
+                self._expected = ()
             case "use" | "pin" | "retain" | "release" | "drop" | "seal":
                 self._references[storage] += (kind == "retain") - (kind == "release")
                 getattr(self.builder, kind)(self._values[storage])
@@ -205,8 +216,14 @@ class _Reader:
             case _:  # traces have no event for the other entries
                 pass
 
-    def _call(self, cost: int, replayable: bool) -> None:
-        """Add an operator call to the trace.
+    def _drop_failed_attempt(self) -> None:
+        """Let the results of a call die that had no room even in slices, and did not run."""
+        for value in self._expected:
+            self.builder.drop(value)
+        self._expected = ()
+
+    def _call(self, cost: int, replayable: bool) -> tuple[ValueId, ...]:
+        """Add an operator call to the trace, and return its results.
 
         The entries before it in the journal gave the storages that the call reads and makes.
         """
@@ -241,6 +258,7 @@ class _Reader:
                 self.builder.retain(self._values[made])
                 self.builder.release(self._values[old])
         self._inputs, self._made, self._overwrites = [], [], {}
+        return tuple(values)
 
 
 def _words(content: bytes) -> array[int]:

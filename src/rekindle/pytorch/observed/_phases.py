@@ -24,8 +24,9 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from rekindle._types import Bytes
 from rekindle.pytorch.context import Run
 from rekindle.pytorch.native import Step
+from rekindle.pytorch.observed._floor import least_in_slices
 from rekindle.simulator import curve, fits, smallest_budget
-from rekindle.trace import Trace
+from rekindle.trace import Trace, neediest
 
 TRAINING: Final = "training"
 EVALUATION: Final = "evaluation"
@@ -128,6 +129,18 @@ class Phases:
     def whole(self) -> Bytes:
         """The smallest budget for the whole run, margin included; 0 if nothing ran."""
         return max((phase.named for phase in self._phases.values()), default=0)
+
+    @property
+    def sliceable(self) -> tuple[str, ...]:
+        """The operators that set these budgets as a whole, although they can run in slices."""
+        names = self._driver.sliceable
+        found = {
+            neediest(phase.hardest)[0]: None
+            for phase in self._phases.values()
+            if phase.hardest is not None
+            and least_in_slices(phase.hardest, phase.smallest, names) < phase.smallest
+        }
+        return tuple(found)
 
     def other_budgets(self, points: int) -> list[tuple[Bytes, float]]:
         """Simulate the part of training that needs the most memory within several budgets.

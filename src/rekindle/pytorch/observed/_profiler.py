@@ -7,7 +7,7 @@
    timed. The fastest time counts once a second step comes close to it: on a busy machine most
    steps are too slow.
 3. Record one more step within the budget, with a snapshot of the tensors in memory at its peak.
-4. With `swap=`, run steps within several budgets in which state moves to the host (`_moving`).
+4. Simulate smaller budgets. Where a simulation does not know the answer, run steps (`_measured`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, final
 
 import torch
@@ -23,14 +24,16 @@ from torch import Tensor
 
 from rekindle import _clock
 from rekindle._types import Bytes, Nanoseconds
-from rekindle.policies import Policy, Swap
+from rekindle.policies import Policy, Swap, policy_of
 from rekindle.pytorch.context import Run, budget
 from rekindle.pytorch.devices import accelerator, is_accelerator
 from rekindle.pytorch.observed._before import Undo
 from rekindle.pytorch.observed._bookkeeping import prices
-from rekindle.pytorch.observed._moving import MovingSteps
+from rekindle.pytorch.observed._floor import least_in_slices, on_floor
+from rekindle.pytorch.observed._measured import MeasuredSteps
 from rekindle.report._data import Choice
 from rekindle.report._report import Report
+from rekindle.simulator import curve
 from rekindle.trace import Trace, keep_all_peak
 
 PATIENCE: Final = 4
@@ -42,23 +45,23 @@ ALIKE: Final = 0.1
 @final
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The measurements of one step. Times exclude eviction and recomputation.
+    """The measurements of one step, and its time within several budgets.
 
     Attributes:
         trace: The trace of the step.
         report: The report of the step.
-        plain_ns: Time (ns) without Rekindle; estimated from `kept_ns` if a budget was given.
-        kept_ns: Time (ns) with Rekindle's bookkeeping but without eviction.
+        plain_ns: Time (ns) without Rekindle; estimated if a budget was given.
+        choices: Budgets with the time of a step, the largest budget first.
+        on_floor: Lines of advice on the operators that set the smallest budget.
         noise: By how much the slowest timed step exceeds the fastest, as a fraction of the fastest.
-        moving: Steps within budgets in which state moves to the host, the largest budget first.
     """
 
     trace: Trace
     report: Report
     plain_ns: Nanoseconds
-    kept_ns: Nanoseconds
+    choices: tuple[Choice, ...]
+    on_floor: tuple[str, ...]
     noise: float = 0.0
-    moving: tuple[Choice, ...] = ()
 
 
 def observe(
@@ -105,7 +108,11 @@ def observe(
         watch("running")
         with within(record=True) as run:
             step()
-        return _from_operators(run)
+        trace, plain_ns = run.trace, max(1, run.trace.compute_ns)
+        kept_ns = max(1, run.trace.compute_ns + prices().operator * len(trace.ops))
+        choices = _known(run, policy, kept_ns, plain_ns, watch)
+        advice = on_floor(trace, choices, run._driver.sliceable)
+        return Observed(trace, run.report(), plain_ns, choices, advice)
     undo = Undo()
     plain: list[Nanoseconds] = []
     kept: list[Nanoseconds] = []
@@ -127,21 +134,80 @@ def observe(
                     plain.append(timed(run))
         watch("recording")
         run = _record_step(step, within(record=True), undo, warm)
-        trace, report = run.trace, run.report()
-        moving: tuple[Choice, ...] = ()
+        trace, report, sliceable = run.trace, run.report(), run._driver.sliceable
+        if not plain:
+            plain.append(max(1, min(kept) - prices().operator * len(trace.ops)))
+        choices: tuple[Choice, ...] = ()
         if swap is not None and trace.ops:
             undo.save_state()
             plain = [timed(run) for _ in range(repeats)]  # without the dispatch mode, as below
-            steps = MovingSteps(
-                step, timed, policy, device, swap, swap_directory, min(plain), repeats, watch
+            moving = partial(
+                budget,
+                policy=policy,
+                device=device,
+                evict="anything",
+                swap=swap,
+                swap_directory=swap_directory,
             )
-            moving = steps.choices(trace, keep_all_peak(trace))
+            steps = MeasuredSteps(step, timed, moving, min(plain), repeats, watch)
+            choices = steps.with_moves(trace, keep_all_peak(trace))
+        elif trace.ops:
+            choices = _known(run, policy, min(kept), min(plain), watch)
+            whole = choices[-1].budget
+            in_slices = bool(choices[-1].sliced)
+            least = least_in_slices(trace, whole, sliceable, is_in_slices=in_slices)
+            if least < whole:
+                undo.save_state()
+
+                def sliced(nbytes: Bytes) -> budget:
+                    undo.restore()  # a step that failed may have left gradients
+                    return budget(nbytes, policy=policy, device=device, learn=False)
+
+                steps = MeasuredSteps(step, timed, sliced, min(plain), 1, watch)
+                smaller = steps.in_slices(least, choices[-1])
+                choices += smaller
+                sliceable = sliceable if smaller else frozenset()
     finally:
         undo.restore()
-    if not plain:
-        plain.append(max(1, min(kept) - prices().operator * len(trace.ops)))
     noise = max(max(times) / max(1, min(times)) - 1 for times in (plain, kept))
-    return Observed(trace, report, min(plain), min(kept), noise, moving)
+    advice = on_floor(trace, choices, sliceable)
+    return Observed(trace, report, min(plain), choices, advice, noise)
+
+
+def _known(
+    run: Run,
+    policy: Policy | None,
+    kept_ns: Nanoseconds,
+    plain_ns: Nanoseconds,
+    watch: Callable[[str], None],
+) -> tuple[Choice, ...]:
+    """Predict the time of the step within several budgets, by simulation.
+
+    If operators ran in slices, the trace describes the slices. Then only the run's budget is known.
+
+    Args:
+        run: The run of the step, which was recorded.
+        policy: The policy of the budgets.
+        kept_ns: Time (ns) with Rekindle's bookkeeping but without eviction.
+        plain_ns: Time (ns) without Rekindle.
+        watch: Called with a text on the progress.
+    """
+
+    def choice(amount: Bytes, recompute_ns: Nanoseconds, recomputations: int) -> Choice:
+        ns = kept_ns + recompute_ns + prices().again * recomputations
+        return Choice(amount, ns, ns / plain_ns, recompute_ns, recomputations)
+
+    def stage(done: int, of: int) -> None:
+        watch(f"simulating budget {done + 1} of {of}")
+
+    if not run.trace.ops:
+        return ()
+    sliced = tuple(each.operator for each in run._driver.sliced)
+    if sliced and run.budget is not None:
+        only = choice(run.budget, run.recompute_ns, run.recomputations)
+        return (replace(only, measured=True, sliced=sliced),)
+    points = curve(run.trace, policy_of(policy), watch=stage)
+    return tuple(choice(each.budget, each.recompute_ns, each.recomputations) for each in points)
 
 
 def _is_confirmed(times: list[Nanoseconds]) -> bool:
@@ -197,12 +263,6 @@ def _record_step(step: Callable[[], object], context: budget, undo: Undo, warm: 
         driver.peak.expect(int(0.98 * warm.peak))  # the peaks of two steps may differ a little
         step()
     return run
-
-
-def _from_operators(run: Run) -> Observed:
-    trace = run.trace
-    kept = trace.compute_ns + prices().operator * len(trace.ops)
-    return Observed(trace, run.report(), max(1, trace.compute_ns), max(1, kept))
 
 
 def _lost(run: Run) -> Nanoseconds:

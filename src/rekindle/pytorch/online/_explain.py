@@ -24,6 +24,10 @@ UNRECORDED = "made without gradients"  #: by operators that got no recipe
 IN_USE = "in use by the operator"
 #: How the text of `OutOfBudget` describes the budget that it suggests.
 PAST_THIS = "The smallest budget with which this operator can run (a later operator may need more)"
+PAST_WHOLE = (
+    "A budget with which this operator can run as a whole (slices of it may need less, a later "
+    "operator may need more)"
+)
 PAST_MORE = (
     "The last suggested budget was also too small, this one leaves memory for later operators"
 )
@@ -80,6 +84,7 @@ def out_of_budget(
     likely: Bytes = 0,
     unevictable: Bytes | None = None,
     moves: bool = False,
+    sliceable: bool = False,
 ) -> OutOfBudget:
     """Return the error for `shortage`: the bytes needed, what holds memory, a budget to try.
 
@@ -94,13 +99,15 @@ def out_of_budget(
         unevictable: Bytes of the operator's arguments, which `evict="anything"` cannot evict. None:
             the budget has this mode.
         moves: True if weights, gradients and optimizer state may move to the host.
+        sliceable: True if the operator may run in slices, which do not fit either.
     """
     smallest = shortage.memory + shortage.needed
     past_this = shortage.memory + max(shortage.needed, likely)
     worth_trying = too_small.suggest_after(
         shortage.budget, past_this, evicted, is_estimate=likely > shortage.needed
     )
-    named = PAST_THIS if worth_trying == smallest else PAST_MORE
+    named = PAST_WHOLE if sliceable else PAST_THIS
+    named = named if worth_trying == smallest else PAST_MORE
     where = now.where
     least = "at least " if likely else ""
     needs = f"{operator or 'this program'} needs {least}{format_bytes(shortage.needed)} more"

@@ -1,23 +1,24 @@
-"""Run a step within several budgets while weights, gradients and state move to the host.
+"""Run a step within several budgets, for `rekindle.profile`, where no simulation knows the answer.
 
-A trace does not describe such moves, so nothing is simulated: `rekindle.profile` measures these
-budgets. The smallest one is found from below. A step that does not fit raises `OutOfBudget`, which
-names the bytes that the failed operator needs at least; they are the next budget to try.
+A trace describes neither weights, gradients and state that move to the host, nor operators that run
+in slices. In both cases the smallest budget is one in which the step has run:
+
+- If state moves, it is found from below. A step that does not fit raises `OutOfBudget`, which names
+  the bytes that the failed operator needs at least; they are the next budget to try.
+- If operators run in slices, it is found from above, because the error names what the operator
+  needs as a whole.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import sqrt
 from typing import Final, final
-
-import torch
 
 from rekindle._errors import OutOfBudget
 from rekindle._types import Bytes, Nanoseconds
 from rekindle._units import format_bytes
-from rekindle.policies import Policy, Swap
 from rekindle.pytorch.context import Run, budget
 from rekindle.pytorch.online import too_small
 from rekindle.pytorch.rehearsed import LEAST_MOVED, ON_LISTS
@@ -25,24 +26,25 @@ from rekindle.report._data import Choice
 from rekindle.trace import Trace
 
 POINTS: Final = 5
-"""The number of budgets to measure."""
+"""The number of budgets to measure if state moves."""
 _SPARE: Final = 1.02
+_STRIDE: Final = 1.6
+"""A budget that suffices, divided by the next smaller one to try in slices."""
+_CLOSE: Final = 1.04
+"""The smallest budget in slices is at most so many times one that is too small."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class MovingSteps:
-    """Runs a step within budgets for `evict="anything"` and `swap=`.
+class MeasuredSteps:
+    """Runs a step within budgets.
 
     No dispatch mode may be on, because autograd then writes no result over a gradient.
 
     Attributes:
         step: The step.
         time: Runs the step in a run, and returns its time (ns).
-        policy: The policy of the budgets.
-        device: The device of the budgets.
-        swap: The argument `swap=` of the budgets.
-        directory: The argument `swap_directory=` of the budgets.
+        context: Makes a budget of the given bytes.
         plain_ns: The time (ns) of the step without Rekindle.
         repeats: How often to time the step within each budget.
         watch: Called with a text on the progress.
@@ -50,10 +52,7 @@ class MovingSteps:
 
     step: Callable[[], object]
     time: Callable[[Run], Nanoseconds]
-    policy: Policy | None
-    device: str | torch.device | None
-    swap: str | int | Swap
-    directory: str | os.PathLike[str] | None
+    context: Callable[[Bytes], budget]
     plain_ns: Nanoseconds
     repeats: int
     watch: Callable[[str], None]
@@ -64,15 +63,7 @@ class MovingSteps:
         Raises:
             OutOfBudget: The step does not fit.
         """
-        context = budget(
-            amount,
-            policy=self.policy,
-            device=self.device,
-            evict="anything",
-            swap=self.swap,
-            swap_directory=self.directory,
-        )
-        with too_small.ignored(), context as run:
+        with too_small.ignored(), self.context(amount) as run:
             self.step()
             before, times = _figures(run), [self.time(run) for _ in range(self.repeats)]
             recompute_ns, recomputations, copied = (
@@ -89,11 +80,50 @@ class MovingSteps:
                 smallest_budget=run.peak,
             )
         host, ns = 0 if swapped is None else swapped.host_peak, min(times)
-        slowdown = ns / self.plain_ns
-        return Choice(amount, ns, slowdown, recompute_ns, recomputations, host, copied)
+        return Choice(
+            amount,
+            ns,
+            ns / self.plain_ns,
+            recompute_ns,
+            recomputations,
+            host,
+            copied,
+            measured=True,
+            sliced=tuple(each.operator for each in run._driver.sliced),
+        )
 
-    def choices(self, trace: Trace, most: Bytes) -> tuple[Choice, ...]:
-        """Find the smallest budget, and measure budgets between it and `most`.
+    def in_slices(self, least: Bytes, whole: Choice) -> tuple[Choice, ...]:
+        """Find the smallest budget in which operators run in slices, with about ten budgets.
+
+        Args:
+            least: No smaller budget suffices.
+            whole: The smallest budget without slices.
+
+        Returns:
+            The budgets below `whole` that suffice, the largest first. None is faster than a larger
+            one, or than `whole`.
+        """
+        stride = max(_STRIDE, (whole.budget / least) ** 0.25)
+        found, too_little = [whole], least
+        while found[-1].budget > _CLOSE * too_little:
+            least_found = found[-1].budget
+            amount = int(max(least_found / stride, sqrt(least_found * too_little)))
+            self.watch(f"operators in slices, within {format_bytes(amount)}")
+            try:
+                choice = self.within(amount)
+            except OutOfBudget:
+                too_little = amount
+            else:
+                found.append(self._at_least(found[-1].step_ns, choice))
+        return tuple(found[1:])
+
+    def _at_least(self, ns: Nanoseconds, choice: Choice) -> Choice:
+        """Return `choice`, with a step that takes at least `ns`."""
+        ns = max(ns, choice.step_ns)
+        return replace(choice, step_ns=ns, slowdown=ns / self.plain_ns)
+
+    def with_moves(self, trace: Trace, most: Bytes) -> tuple[Choice, ...]:
+        """Find the smallest budget in which state moves; measure budgets between it and `most`.
 
         Args:
             trace: The trace of the step without moves.
@@ -104,15 +134,13 @@ class MovingSteps:
         """
         smallest = self._smallest(trace, most)
         found: list[Choice] = []
-        slowest: Nanoseconds = 0
         for number in range(POINTS):
             self.watch(f"moving state, budget {number + 1} of {POINTS}")
             # Small budgets change the time most, so they are closer to each other.
             share = 1 - number / (POINTS - 1)
             amount = int(smallest.budget * max(1, most / smallest.budget) ** share)
             choice = self.within(amount) if share else smallest
-            slowest = max(slowest, choice.step_ns)
-            found.append(replace(choice, step_ns=slowest, slowdown=slowest / self.plain_ns))
+            found.append(self._at_least(found[-1].step_ns if found else 0, choice))
         return tuple(found)
 
     def _smallest(self, trace: Trace, most: Bytes) -> Choice:
