@@ -184,6 +184,7 @@ def test_native_and_python_engine_act_equally_on_random_events(
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
 @given(seed=st.integers(0, 2**32), length=st.integers(1, 200), budget=st.integers(4, 40))
 @example(seed=84, length=141, budget=4)  # a plan copies a value whose copy was refused before
+@example(seed=250, length=150, budget=38)  # a value on the host loses its recipe
 @examples(25)
 def test_native_and_python_engine_with_swap_act_equally(
     policy: Policy, seed: int, length: int, budget: int

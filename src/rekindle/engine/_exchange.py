@@ -378,7 +378,10 @@ class Exchange(Ledger):
     def _renew(self, storage: Storage) -> None:
         """Update whether `storage`, which lost its recipe or host copy, may be evicted."""
         if self.host is not None:
-            self._reprice(storage)
+            # The cost of a storage on the host is that of its transfer already. Costs that the
+            # policy has added up include it, so it stays until the storage is in memory again.
+            if storage.resident or not storage.on_host:
+                self._reprice(storage)
             if storage.order >= 0:
                 storage.order = -1
                 self._chooser.remove(storage)

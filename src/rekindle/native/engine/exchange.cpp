@@ -346,7 +346,11 @@ void Ledger::left(Storage& storage) const {
 // expect, so remove the storage from the policy and add it again.
 void Ledger::renew(Storage& storage) {
     if (host != nullptr) [[unlikely]] {
-        reprice(storage);
+        // The cost of a storage on the host is that of its transfer already. Costs that the policy
+        // has added up include it, so it stays until the storage is in memory again.
+        if (storage.resident || !storage.on_host) {
+            reprice(storage);
+        }
         if (storage.order >= 0) {
             storage.order = -1;
             chooser_->remove(storage);
