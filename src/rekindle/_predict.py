@@ -164,7 +164,6 @@ class Batch(int):
 
     Attributes:
         slowdown: The time of a step divided by its time without recomputation; 1.0: no slowdown.
-            What operators in slices take in addition does not count.
     """
 
     slowdown: float

@@ -15,6 +15,7 @@ import rekindle
 from rekindle import Run
 from rekindle.pytorch.native import core as native_core
 from tests.on_device.machine import same
+from tests.pytorch import cores
 from tests.pytorch.bits import threads_set
 from tests.pytorch.scenes.play import Tally
 from tests.pytorch.tracker import Tracker
@@ -140,6 +141,19 @@ def test_recording_of_sliced_loss_has_every_operator(scores: float) -> None:
     assert names == {op.name for op in run.trace.ops}
     assert run.record.peak <= run.budget
     assert "ran in slices" in str(run.report())
+
+
+def test_time_lost_has_what_slices_compute_more_than_once() -> None:
+    model, x, words = drawn()
+    with cores.fixed_prices(1):
+        with rekindle.budget(STATE + SCORES // 2, learn=False) as run:
+            results(model, x, words, functional.cross_entropy)
+        in_slices = sum(each.time for each in run._driver.sliced)
+        # Each of the three operators that run computes the scores anew. The other operators, less
+        # than a hundred, cost 1 ns each.
+        assert 0 <= run.compute_ns + run.recompute_ns - in_slices < 100
+        assert 0 < run.recompute_ns < in_slices
+        assert run.report().time_lost >= run.recompute_ns
 
 
 def trained(model: Language, x: Tensor, words: Tensor) -> list[Tensor]:

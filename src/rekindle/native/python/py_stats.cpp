@@ -26,7 +26,7 @@ namespace {
 //  2. peak: the most such bytes so far
 //  3. clock: the engine's time in ns, the sum of the costs of all operators that ran
 //  4. compute_ns: cost of operators that the program ran
-//  5. recompute_ns: cost of recomputed operators
+//  5. recompute_ns: cost of recomputed operators; also what slices compute more than once
 //  6. lost_ns: time that choosing, evicting and recomputing took
 //  7. evictions: number of evicted storages
 //  8. recomputations: number of recomputed operators
@@ -43,13 +43,14 @@ std::array<std::int64_t, 13> numbers(Session& session) {
         session.registry.poll_untracked();
         session.frees.process_pending();
         const Engine& engine = session.engine;
+        const SlicedRuns& slices = session.observers.sliced_runs;
         found = {
             engine.memory,
             engine.peak,
             engine.clock,
-            engine.compute_ns,
-            engine.recompute_ns,
-            session.observers.lost.total(),
+            engine.compute_ns + slices.compute_ns(),
+            engine.recompute_ns + slices.recompute_ns(),
+            session.observers.lost.total() + slices.recompute_ns(),
             session.observers.evictions,
             session.observers.recomputations,
             engine.unlisted,

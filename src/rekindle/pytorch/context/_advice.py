@@ -114,7 +114,7 @@ def on_sliced(operators: Sequence[Sliced]) -> tuple[str, ...]:
     return (
         (
             f"Operators that had no room as a whole ran in slices: {shown}. With more memory they "
-            "take less time. The time lost does not count that."
+            "take less time."
         ),
     )
 

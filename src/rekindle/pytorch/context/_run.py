@@ -210,7 +210,10 @@ class Run:
 
     @property
     def recompute_ns(self) -> Nanoseconds:
-        """Sum of the measured costs (ns) of recomputed operators."""
+        """Sum of the measured costs (ns) of recomputed operators.
+
+        It includes the time of what operators in slices computed more than once.
+        """
         return self._driver.engine.recompute_ns
 
     @property

@@ -266,9 +266,8 @@ def _record_step(step: Callable[[], object], context: budget, undo: Undo, warm: 
 
 
 def _lost(run: Run) -> Nanoseconds:
-    if not run.recomputations:
-        return 0
-    return run.recompute_ns + run.recomputations * prices().again
+    again = run.recomputations * prices().again if run.recomputations else 0
+    return run.recompute_ns + again
 
 
 def _synchronize(run: Run) -> None:

@@ -31,10 +31,25 @@ public:
         found->time += time;
     }
 
+    // The first run of a call took `time`, and `once` (`time_once`) without repetitions. The engine
+    // counts `cost` for it.
+    void count(Nanoseconds time, Nanoseconds once, Nanoseconds cost) noexcept {
+        recompute_ns_ += std::max<Nanoseconds>(0, time - once);
+        compute_ns_ += std::min(time, once) - cost;
+    }
+
     const std::vector<SlicedRun>& groups() const noexcept { return groups_; }
+
+    // What to add to the engine's time of first runs, and to that of recomputations: what a call
+    // reads in slices is often computed for each slice, and once more for the next reader.
+    Nanoseconds compute_ns() const noexcept { return compute_ns_; }
+
+    Nanoseconds recompute_ns() const noexcept { return recompute_ns_; }
 
 private:
     std::vector<SlicedRun> groups_;
+    Nanoseconds compute_ns_ = 0;
+    Nanoseconds recompute_ns_ = 0;
 };
 
 }  // namespace rekindle

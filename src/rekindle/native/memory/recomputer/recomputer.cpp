@@ -202,9 +202,13 @@ Order Recomputer::run(Recipe& recipe, bool in_place, c10::SmallVector<StoragePtr
     } else if (recipe.sliced()) [[unlikely]] {
         const Nanoseconds started = now_ns();
         storages = run_again(recipe, in_place, room, call);
-        registry_.observers.sliced_runs.add(
-            *recipe.facts, recipe.aside->slices, now_ns() - started
-        );
+        const Nanoseconds time = now_ns() - started;
+        const Nanoseconds once = time_once(*recipe.sliced());
+        SlicedRuns& runs = registry_.observers.sliced_runs;
+        runs.add(*recipe.facts, recipe.aside->slices, time);
+        if (!recipe.ran) {
+            runs.count(time, once, recipe.cost);
+        }
     } else {
         storages = run_again(recipe, in_place, room, call);
     }

@@ -18,6 +18,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "../../base/clock.h"
 #include "../../ops/call_again.h"
 #include "../../torch/replay_dispatch_guard.h"
 
@@ -140,6 +141,18 @@ std::vector<at::Tensor> Evaluation::run_kernel(
 
 // NOLINTNEXTLINE(misc-no-recursion): chains of sliced calls are as short as the program's
 std::vector<at::Tensor> Evaluation::run(const SlicedCall& call, const Box& box) {
+    const Nanoseconds began = now_ns();
+    const Nanoseconds before = std::exchange(inside_, 0);
+    std::vector<at::Tensor> results = compute(call, box);
+    const Nanoseconds elapsed = now_ns() - began;
+    call.time.spent += std::max<Nanoseconds>(0, elapsed - inside_);
+    call.time.elements += results[0].numel();
+    inside_ = before + elapsed;
+    return results;
+}
+
+// NOLINTNEXTLINE(misc-no-recursion): as above
+std::vector<at::Tensor> Evaluation::compute(const SlicedCall& call, const Box& box) {
     const ReplayDispatchGuard guard(false);
     const SliceWay way = way_of(call, box);
     if (way == SliceWay::columns || way == SliceWay::through_rows) {

@@ -1,6 +1,7 @@
 #include "sliced_call.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace rekindle {
 
@@ -31,6 +32,23 @@ Nanoseconds cost_of(const SlicedCall& call) {
         total += each.call ? cost_of(*each.call) : 0;
     }
     return total;
+}
+
+// NOLINTNEXTLINE(misc-no-recursion): as above
+Nanoseconds time_once(const SlicedCall& call) {
+    const bool has_run = call.time.elements != 0;
+    const SliceTime time =
+        std::exchange(call.time, SliceTime{.counted = call.time.counted || has_run});
+    double total = 0;
+    if (has_run && !time.counted) {
+        const auto whole = static_cast<double>(call.result().numel());
+        total = static_cast<double>(time.spent) * whole / static_cast<double>(time.elements);
+    }
+    auto sum = static_cast<Nanoseconds>(total);
+    for (const SlicedArgument& each : call.arguments) {
+        sum += each.call ? time_once(*each.call) : 0;
+    }
+    return sum;
 }
 
 }  // namespace rekindle

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "../../base/types.h"
 #include "../../ops/signature.h"
 #include "../../ops/slicing.h"
 #include "../../torch/storage_ptr.h"
@@ -70,6 +71,13 @@ struct AxisPlans final {
     std::vector<Entry> entries;
 };
 
+// The time of a call itself, without the calls that it reads, since `time_once` looked at it.
+struct SliceTime final {
+    Nanoseconds spent = 0;
+    std::int64_t elements = 0;  // how many elements of its first result were computed
+    bool counted = false;       // an earlier `time_once` has counted the call
+};
+
 // An operator call that runs in slices. Only its first result may be read by another one.
 struct SlicedCall final : c10::intrusive_ptr_target {
     c10::intrusive_ptr<Signature> signature;
@@ -78,6 +86,7 @@ struct SlicedCall final : c10::intrusive_ptr_target {
     std::vector<SlicedArgument> arguments;
     mutable RowSums rows;
     mutable AxisPlans axes;
+    mutable SliceTime time;
 
     // NOLINTNEXTLINE(bugprone-unchecked-optional-access): found before the call was made
     const Slicing& slicing() const { return *signature->slicing; }
@@ -100,5 +109,8 @@ std::int64_t calls_of(const SlicedCall& call);
 void collect_leaves(const SlicedCall& call, std::vector<StorageRecord*>& found);
 // Return the estimated time of `call`, from the measured times of its operators.
 Nanoseconds cost_of(const SlicedCall& call);
+// After `call` has run, return the time in which it and the calls that it reads are computed once.
+// Calls that were counted before do not count again: whatever reads them recomputes them.
+Nanoseconds time_once(const SlicedCall& call);
 
 }  // namespace rekindle
