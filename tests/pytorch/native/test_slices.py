@@ -475,7 +475,8 @@ def test_operator_reads_value_without_room(name: str, threads: int) -> None:
     x, weight = torch.randn(LARGE[0], 32), torch.randn(32, LARGE[1])
     with threads_set(threads):
         expected = READERS[name](x @ weight)
-        with torch.no_grad(), kept_budget(6 << 20):
+        cores.forget_signatures()  # slices of a new length need room for a trial
+        with torch.no_grad(), kept_budget(7 << 20):
             found = READERS[name](x @ weight)
     assert same(found, expected)
 
