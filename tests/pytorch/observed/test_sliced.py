@@ -13,6 +13,8 @@ import rekindle
 from rekindle.cli._watched import found_by
 from rekindle.pytorch.native import core as native_core
 from rekindle.pytorch.observed import Phases
+from rekindle.pytorch.online import _explain
+from rekindle.pytorch.online._budget_history import BudgetHistory
 from rekindle.report import Report
 from tests.pytorch.bits import differing, everything
 
@@ -135,7 +137,11 @@ def test_profile_within_budget_measures_slices_too() -> None:
     assert profile.smallest_budget < SCORES
 
 
-def test_error_of_sliceable_operator_names_need_as_a_whole() -> None:
+def test_error_of_sliceable_operator_names_need_as_a_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_explain, "too_small", BudgetHistory())  # no budget was too small before
+    monkeypatch.setenv("REKINDLE_CACHE", "off")  # neither in another process
     step = language_step()
     with pytest.raises(rekindle.OutOfBudget) as caught, rekindle.budget("3MiB"):
         step()
