@@ -134,7 +134,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", choices=[*WORKLOADS], default=[*WORKLOADS])
     parser.add_argument("--methods", nargs="+", help="default: all")
-    parser.add_argument("--quick", action="store_true", help="two points a method")
+    parser.add_argument("--quick", action="store_true", help="three budgets a method")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--out", type=Path, help="default: benchmarks/results/peers.json")
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
