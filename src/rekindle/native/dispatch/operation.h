@@ -104,6 +104,7 @@ private:
     bool run_in_slices(bool observed);
     void run_with_inputs();
     void run_touching();
+    void run_pinned();
     inline void decide_in_place();
     bool may_let_go();
     void let_results_return();

@@ -7,20 +7,28 @@
 
 namespace rekindle {
 
-// Run the operator with its operands locked in the engine. Then allow eviction of its results.
+// Run the operator with its operands locked in the engine, or in slices. Then allow eviction of its
+// results.
 void Operation::run_touching() {
-    StorageList storages;
-    note_read(storages);
-    {
-        PinnedOperands touched(session_.frees, *session_.held.eviction, storages, lock_);
-        if (may_let_go()) {
-            about_to_let_go(session_, lock_);
-        }
-        run_with_inputs();
-        touched.end();
+    if (session_.may_slice()) {
+        run_whole_or_in_slices();
+    } else {
+        run_pinned();
     }
     session_.held.eviction->look_at_sources(lock_);
     let_results_return();
+}
+
+// Run the operator with its operands locked in the engine.
+void Operation::run_pinned() {
+    StorageList storages;
+    note_read(storages);
+    PinnedOperands touched(session_.frees, *session_.held.eviction, storages, lock_);
+    if (may_let_go()) {
+        about_to_let_go(session_, lock_);
+    }
+    run_with_inputs();
+    touched.end();
 }
 
 // Return true if running the operator may require evictions. Then the caller first asks Python

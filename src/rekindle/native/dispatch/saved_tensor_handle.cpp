@@ -44,7 +44,7 @@ bool is_result_of_newest_node(const at::Tensor& tensor) {
 // into the budget now.
 bool is_without_room(const Session& session, const StorageRecord& record) {
     return !record.resident && record.replayable && recipe_of(*record.root.call).sliced() &&
-           !session.engine.has_room(session.room.bytes_to_restore(record));
+           !session.room.has_room_to_restore(record);
 }
 
 bool is_without_room(Session& session, const c10::TensorImpl& tensor) {

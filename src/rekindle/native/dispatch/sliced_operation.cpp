@@ -430,6 +430,10 @@ void Operation::run_whole_or_in_slices() {
     }
     recording_ = recording_ || (stays && !parsed_.takes_over && sliced.merits_recipe());
     const std::optional<OutOfBudgetError> shortage = out_of_budget_of([&] {
+        if (session_.held.eviction) {
+            run_pinned();
+            return;
+        }
         bring_inputs();
         run_with_inputs();
     });
@@ -450,6 +454,7 @@ bool Operation::run_in_slices(bool observed) {
         parsed_.leave_first();
         parsed_.signature = signature_of(call_, parsed_);
     }
+    about_to_let_go(session_, lock_);
     const auto attempt = [&] {
         sliced.find_slicing(lock_);
         if (!sliced.has_slices()) {

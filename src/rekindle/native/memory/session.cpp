@@ -211,7 +211,7 @@ std::size_t drivers_alive() noexcept {
 }
 
 bool Session::may_slice() const noexcept {
-    return slices && held.evicts_last && events.swapper == nullptr && own_policy == nullptr &&
+    return slices && (held.evicts_last || held.eviction) && events.swapper == nullptr && own_policy == nullptr &&
            never_recompute == 0 && device.which().is_cpu() && !events.only_counting.on() &&
            can_make_placeholders();
 }

@@ -152,8 +152,11 @@ void HeldEviction::bring(const StorageList& storages, Kept& kept, Locked& lock) 
     for (const bool missing : {false, true}) {
         for (const c10::StorageImpl* storage_impl : storages) {
             StorageRecord* record = frees_.registry.find_record(*storage_impl);
-            if (record == nullptr || !may_leave(*record, frees_) ||
-                (!missing && !record->resident)) {
+            if (record == nullptr || (!missing && !record->resident)) {
+                continue;
+            }
+            refuse_lost(*record);
+            if (!may_leave(*record, frees_)) {
                 continue;
             }
             const Ref<Storage> storage(record);

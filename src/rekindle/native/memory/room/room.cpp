@@ -128,6 +128,16 @@ Bytes Room::bytes_to_restore(const StorageRecord& record) const {
     return total;
 }
 
+bool Room::has_room_to_restore(const StorageRecord& record) const {
+    Bytes total = bytes_to_restore(record);
+    for (const Edge& edge : record.root.call->inputs()) {
+        // what the recomputation reads is not evicted for it
+        const Storage& input = *edge.value->storage;
+        total += input.resident && input.order >= 0 ? input.nbytes : 0;
+    }
+    return engine_.has_room(total);
+}
+
 void Room::use(StorageRecord& record) {
     refuse_lost(record);
     const Ref<Storage> kept(&record);

@@ -105,6 +105,8 @@ public:
     // Return the bytes that restoring the evicted `record` takes at most at once, if nothing but
     // the inputs of its recipe must be in memory.
     Bytes bytes_to_restore(const StorageRecord& record) const;
+    // Return true if evictions can make room to restore the evicted `record`.
+    bool has_room_to_restore(const StorageRecord& record) const;
 
     // -- values ---------------------------------------------------------------------------------
 

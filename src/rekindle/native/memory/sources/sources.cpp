@@ -224,7 +224,7 @@ void Sources::lose_what_has_no_room(StorageRecord& record) {
     for (Storage* each : made) {
         const bool wanted = !each->resident && !each->dead();
         if (wanted && recipe_of(*each->root.call).sliced() &&
-            !engine_.has_room(room_.bytes_to_restore(record_of(*each)))) {
+            !room_.has_room_to_restore(record_of(*each))) {
             lost.emplace_back(each);
         }
     }
