@@ -90,7 +90,8 @@ def harshest(
 
     def attempt(budget: int) -> tuple[Any, Run, Watch]:
         step, watch = _built(program), Watch(resized=resized or evict != "saved")
-        with watch, rekindle.budget(budget, policy=policy, evict=evict) as run:
+        arguments = {"policy": policy, "evict": evict, "split": "never"}
+        with watch, rekindle.budget(budget, **arguments) as run:
             result = step()
             assert watch.peak <= budget  # after the budget all values are in memory
         return result, run, watch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import pytest
 import torch
@@ -61,14 +62,22 @@ def of_a_batch(scores: Tensor, words: Tensor) -> Tensor:
     return functional.cross_entropy(scores.view(4, -1, WORDS).flatten(0, 1), words)
 
 
+#: How values that variables hold leave memory.
+HELD: dict[str, dict[str, Any]] = {
+    "last": {},
+    "anything": {"evict": "anything"},
+    "moved": {"evict": "anything", "swap": "1GiB"},
+}
+
+
 @contextmanager
-def kept_budget(budget: int) -> Iterator[Run]:
+def kept_budget(budget: int, held: str = "last") -> Iterator[Run]:
     """Open a budget with slices, and check that the process kept it even if it failed."""
     tally = Tally()
     try:
         with (
             tally.counting(),
-            rekindle.budget(budget, learn=False, split="equal") as run,
+            rekindle.budget(budget, learn=False, split="equal", **HELD[held]) as run,
             tally.of_a_budget(),
         ):
             yield run
@@ -85,16 +94,18 @@ LOSSES: dict[str, Loss] = {
 }
 
 
+@pytest.mark.parametrize("held", HELD)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("name", LOSSES)
-def test_loss_and_gradients_below_scores_are_equal(name: str, bias: bool) -> None:
+def test_loss_and_gradients_below_scores_are_equal(name: str, bias: bool, held: str) -> None:
     loss = LOSSES[name]
     expected = results(*drawn(bias=bias), loss)
     budget = STATE + int((1.5 if name == "smoothed" else 0.8) * SCORES)
     model, x, words = drawn(bias=bias)
-    with kept_budget(budget):
+    with kept_budget(budget, held) as run:
         found = results(model, x, words, loss)
     assert same(found, expected)
+    assert run._driver.sliced
 
 
 @pytest.mark.parametrize("scores", [0.8, 1, 1.3, 1.7, 2, 2.5])
@@ -169,12 +180,17 @@ def trained(model: Language, x: Tensor, words: Tensor) -> list[Tensor]:
     return [*losses, *(p.detach() for p in model.parameters())]
 
 
-@pytest.mark.parametrize("learn", [False, True])
-def test_training_below_scores_gives_equal_weights(learn: bool) -> None:
+@pytest.mark.parametrize(
+    ("held", "learn"),
+    [("last", False), ("last", True), ("anything", False), ("anything", True), ("moved", False)],
+)
+def test_training_below_scores_gives_equal_weights(held: str, learn: bool) -> None:
     expected = trained(*drawn())
-    with rekindle.budget(2 * STATE + SCORES // 2, learn=learn, split="equal"):
+    budget = (STATE if held == "moved" else 2 * STATE) + SCORES // 2
+    with rekindle.budget(budget, learn=learn, split="equal", **HELD[held]) as run:
         found = trained(*drawn())
     assert same(found, expected)
+    assert run._driver.sliced
 
 
 def test_targets_in_memory_of_numpy_are_read_as_they_were() -> None:

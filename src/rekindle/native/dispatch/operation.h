@@ -102,8 +102,9 @@ private:
     inline void run_as_it_may();
     void run_whole_or_in_slices();
     bool run_in_slices(bool observed);
+    void run_whole_if_it_fits();
+    inline void run_whole();
     void run_with_inputs();
-    void run_touching();
     void run_pinned();
     inline void decide_in_place();
     bool may_let_go();
@@ -114,7 +115,7 @@ private:
     // values may be evicted.
     template <class Step>
     void retry_evicting_held(Step&& step) {
-        // With `evict="anything"`, `run_touching` has already made user-held values candidates for
+        // With `evict="anything"`, `run_pinned` has already made user-held values candidates for
         // eviction.
         if (session_.held.eviction) [[unlikely]] {
             or_without_copies(session_.frees, lock_, [&] {

@@ -7,18 +7,6 @@
 
 namespace rekindle {
 
-// Run the operator with its operands locked in the engine, or in slices. Then allow eviction of its
-// results.
-void Operation::run_touching() {
-    if (session_.may_slice()) {
-        run_whole_or_in_slices();
-    } else {
-        run_pinned();
-    }
-    session_.held.eviction->look_at_sources(lock_);
-    let_results_return();
-}
-
 // Run the operator with its operands locked in the engine.
 void Operation::run_pinned() {
     StorageList storages;

@@ -40,19 +40,14 @@ bool is_result_of_newest_node(const at::Tensor& tensor) {
            node->thread_id() == at::RecordFunction::currentThreadId();
 }
 
-// Return true if `record` is a value without room (NOTE [Values without room]) that does not fit
+// Return true if `tensor` is a value without room (NOTE [Values without room]) that does not fit
 // into the budget now.
-bool is_without_room(const Session& session, const StorageRecord& record) {
-    return !record.resident && record.replayable && recipe_of(*record.root.call).sliced() &&
-           !session.room.has_room_to_restore(record);
-}
-
 bool is_without_room(Session& session, const c10::TensorImpl& tensor) {
     if (session.registry.placeholders == 0 || !has_memory(tensor)) [[likely]] {
         return false;
     }
     const StorageRecord* record = session.registry.find_record(tensor);
-    return record != nullptr && is_without_room(session, *record);
+    return record != nullptr && session.room.is_without_room(*record);
 }
 
 // Return the empty storage by which the program refers to `record`, a value without room.
@@ -207,7 +202,7 @@ bool bring_back_if_it_fits(Session& session, Locked& lock, StorageRecord& record
         bring_back_saved(session, lock, record);
         return true;
     }
-    if (is_without_room(session, record)) {
+    if (session.room.is_without_room(record)) {
         return false;
     }
     const std::optional<OutOfBudgetError> shortage =

@@ -37,7 +37,7 @@ bool is_on_cpu(const c10::TensorImpl* tensor) {
 // Return the call by which `record`, a value without room, is computed in slices; null for another
 // value.
 SlicedCallPtr sliced_call_of(const StorageRecord& record) {
-    if (record.resident || !record.replayable || record.root.call == nullptr) {
+    if (record.resident || record.on_host || !record.replayable || record.root.call == nullptr) {
         return nullptr;
     }
     return recipe_of(*record.root.call).sliced();
@@ -429,17 +429,7 @@ void Operation::run_whole_or_in_slices() {
         return;
     }
     recording_ = recording_ || (stays && !parsed_.takes_over && sliced.merits_recipe());
-    const std::optional<OutOfBudgetError> shortage = out_of_budget_of([&] {
-        if (session_.held.eviction) {
-            run_pinned();
-            return;
-        }
-        bring_inputs();
-        run_with_inputs();
-    });
-    if (shortage && (started_ || !run_in_slices(true))) {
-        throw OutOfBudgetError(*shortage);
-    }
+    run_whole_if_it_fits();
 }
 
 // Run the operator in slices, or note its result as a value without room. Return false, and change

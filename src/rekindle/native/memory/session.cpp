@@ -211,9 +211,9 @@ std::size_t drivers_alive() noexcept {
 }
 
 bool Session::may_slice() const noexcept {
-    return slices && (held.evicts_last || held.eviction) && events.swapper == nullptr && own_policy == nullptr &&
-           never_recompute == 0 && device.which().is_cpu() && !events.only_counting.on() &&
-           can_make_placeholders();
+    const bool evicts_held = held.evicts_last || (held.eviction && held.eviction->open);
+    return slices && evicts_held && own_policy == nullptr && never_recompute == 0 &&
+           device.which().is_cpu() && !events.only_counting.on() && can_make_placeholders();
 }
 
 void Session::close() {

@@ -128,7 +128,7 @@ class Arguments:
 
         A tensor that the program's variables hold may then have no memory.
         """
-        held = self.evicts_held_last or (self.evict == "anything" and self.swap is None)
+        held = self.evicts_held_last or self.evict == "anything"
         return self.split == "equal" and held and device.type == "cpu"
 
     def host(self, device: torch.device) -> HostMemory | None:

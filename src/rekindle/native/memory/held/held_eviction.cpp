@@ -336,7 +336,8 @@ void HeldEviction::pin_survivors() {
     for (const UsedInBackward& each : worked) {
         const Ref<Storage>& storage = each.storage;
         frees_.process_pending();
-        if (!storage->held || !storage->listed || !storage->replayable) {
+        if (!storage->held || !storage->listed || !storage->replayable ||
+            room_.is_without_room(record_of(*storage))) {
             continue;
         }
         if (!storage->resident) {

@@ -97,7 +97,7 @@ void Recomputer::compute(Call& call, bool in_place) {
         compute_now(call, in_place);
         return;
     }
-    if (!call.replayable) [[unlikely]] {  // a source whose copy on the host could not be read
+    if (!call.replayable && call.ran) [[unlikely]] {  // its copy on the host could not be read
         throw SwapReadError(recipe_of(call).name());
     }
     for (const Edge& edge : call.inputs()) {

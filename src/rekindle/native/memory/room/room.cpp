@@ -120,6 +120,9 @@ bool Room::release_recompute_sources(Bytes least) {
 }
 
 Bytes Room::bytes_to_restore(const StorageRecord& record) const {
+    if (record.on_host) {
+        return record.nbytes;
+    }
     const Recipe& recipe = recipe_of(*record.root.call);
     Bytes total = recipe.nbytes + engine_.workspace_of(recipe);
     for (const Edge& edge : recipe.inputs()) {
@@ -128,14 +131,18 @@ Bytes Room::bytes_to_restore(const StorageRecord& record) const {
     return total;
 }
 
-bool Room::has_room_to_restore(const StorageRecord& record) const {
+bool Room::is_without_room(const StorageRecord& record) const {
+    if (record.resident || record.on_host || !record.replayable ||
+        !recipe_of(*record.root.call).sliced()) {
+        return false;
+    }
     Bytes total = bytes_to_restore(record);
     for (const Edge& edge : record.root.call->inputs()) {
-        // what the recomputation reads is not evicted for it
+        // what the recomputation reads is not evicted for it, even if it is a candidate
         const Storage& input = *edge.value->storage;
         total += input.resident && input.order >= 0 ? input.nbytes : 0;
     }
-    return engine_.has_room(total);
+    return !engine_.has_room(total);
 }
 
 void Room::use(StorageRecord& record) {

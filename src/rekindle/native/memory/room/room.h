@@ -105,8 +105,9 @@ public:
     // Return the bytes that restoring the evicted `record` takes at most at once, if nothing but
     // the inputs of its recipe must be in memory.
     Bytes bytes_to_restore(const StorageRecord& record) const;
-    // Return true if evictions can make room to restore the evicted `record`.
-    bool has_room_to_restore(const StorageRecord& record) const;
+    // Return true if `record` is a value without room (NOTE [Values without room]), and evictions
+    // cannot make room for it now.
+    bool is_without_room(const StorageRecord& record) const;
 
     // -- values ---------------------------------------------------------------------------------
 

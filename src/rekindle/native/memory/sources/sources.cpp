@@ -222,9 +222,7 @@ void Sources::lose_what_has_no_room(StorageRecord& record) {
     engine_.graph.made_through(record, made);
     std::vector<Ref<Storage>> lost;
     for (Storage* each : made) {
-        const bool wanted = !each->resident && !each->dead();
-        if (wanted && recipe_of(*each->root.call).sliced() &&
-            !room_.has_room_to_restore(record_of(*each))) {
+        if (!each->dead() && room_.is_without_room(record_of(*each))) {
             lost.emplace_back(each);
         }
     }
