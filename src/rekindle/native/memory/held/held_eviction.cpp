@@ -430,7 +430,7 @@ bool HeldEviction::release_dead_sources() {
     }
     const Bytes before = frees_.engine.memory;
     for (const Ref<Storage>& source : dead_sources()) {
-        if (!source->listed) {
+        if (!source->listed || !sources_.without_room_that_need(record_of(*source)).empty()) {
             continue;
         }
         try {

@@ -209,29 +209,29 @@ void Sources::forget(StorageRecord& record) {
     const Ref<Storage> kept(&record);
     frees_.poll();
     gathered.detach_from(record);
-    if (registry_.placeholders != 0) [[unlikely]] {
-        lose_what_has_no_room(record);
-    }
-    room_.bring([&] { engine_.forget(record); });
-}
-
-// `record` is about to be overwritten. Give up the values that need its contents, were never
-// computed, and still have no room: the program gets an error if it reads one.
-void Sources::lose_what_has_no_room(StorageRecord& record) {
-    std::vector<Storage*> made;
-    engine_.graph.made_through(record, made);
-    std::vector<Ref<Storage>> lost;
-    for (Storage* each : made) {
-        if (!each->dead() && room_.is_without_room(record_of(*each))) {
-            lost.emplace_back(each);
-        }
-    }
-    for (const Ref<Storage>& each : lost) {
+    // Give up the values that have no room even now: the program gets an error if it reads one.
+    for (const Ref<Storage>& each : without_room_that_need(record)) {
         if (each->listed && !record_of(*each).lost) {
             record_of(*each).lost = true;
             room_.seal(record_of(*each));
         }
     }
+    room_.bring([&] { engine_.forget(record); });
+}
+
+std::vector<Ref<Storage>> Sources::without_room_that_need(StorageRecord& record) const {
+    std::vector<Ref<Storage>> found;
+    if (registry_.placeholders == 0) [[likely]] {
+        return found;
+    }
+    std::vector<Storage*> made;
+    engine_.graph.made_through(record, made);
+    for (Storage* each : made) {
+        if (!each->dead() && room_.is_without_room(record_of(*each))) {
+            found.emplace_back(each);
+        }
+    }
+    return found;
 }
 
 bool Sources::save_what_needs(const c10::TensorImpl& tensor) {

@@ -82,6 +82,9 @@ public:
     // Prepare for a write to `record`, a value without a recipe that other recipes read. Recompute
     // the evicted values that need its current contents, and pin them (R4, sources).
     void forget(StorageRecord& record);
+    // Return the values without room that need the current contents of `record`: `forget` would
+    // give them up, because they were never computed as a whole, and still do not fit.
+    std::vector<Ref<Storage>> without_room_that_need(StorageRecord& record) const;
     // Recompute and pin all values whose recipes need the current contents of `tensor`, which is
     // about to be written (R4, sources). Return true if there were such values.
     bool save_what_needs(const c10::TensorImpl& tensor);
@@ -115,7 +118,6 @@ private:
     StorageRecord& list(
         AddressEntry counted, const StoragePtr& storage_impl, const c10::TensorImpl* tensor
     );
-    void lose_what_has_no_room(StorageRecord& record);
     StorageRecord& new_contents_of(StorageRecord& record);
     void make_external(StorageRecord& record);
     void stays(StorageRecord& record);
