@@ -6,8 +6,10 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <functional>
 #include <iterator>
 #include <limits>
+#include <span>
 #include <utility>
 
 #include "../../torch/backward.h"
@@ -60,6 +62,14 @@ const char* why_it_stays(const StorageRecord& record, const Frees& frees) noexce
 bool may_move(const StorageRecord& record, const Frees& frees) noexcept {
     return frees.events.swapper != nullptr && !record.replayable && record.listed &&
            why_it_stays(record, frees) == nullptr;
+}
+
+Bytes bytes_of(std::span<const Ref<Storage>> storages) {
+    Bytes total = 0;
+    for (const Ref<Storage>& each : storages) {
+        total += each->nbytes;
+    }
+    return total;
 }
 
 // Return true if `record` is evicted, or may be evicted while other threads run. A value that has
@@ -424,12 +434,23 @@ bool HeldEviction::exceeds_chain_limit(StorageRecord& record) const {
     return chain + 1 > std::min<int>(history_.longest_chain, most - 1);
 }
 
-bool HeldEviction::release_dead_sources() {
+bool HeldEviction::release_dead_sources(Bytes least) {
     if (frees_.registry.observers.recorded) {  // a trace has no event for a dropped recipe
         return false;
     }
+    std::vector<Ref<Storage>> sources = dead_sources();
+    if (bytes_of(sources) < least) {
+        return false;
+    }
+    // Values whose recipes read a released source stay in memory, so release few: the largest.
+    std::ranges::stable_sort(sources, std::greater(), [](const Ref<Storage>& each) {
+        return each->nbytes;
+    });
     const Bytes before = frees_.engine.memory;
-    for (const Ref<Storage>& source : dead_sources()) {
+    for (const Ref<Storage>& source : sources) {
+        if (before - frees_.engine.memory >= least) {
+            break;
+        }
         if (!source->listed || !sources_.without_room_that_need(record_of(*source)).empty()) {
             continue;
         }
@@ -439,8 +460,8 @@ bool HeldEviction::release_dead_sources() {
             continue;
         }
         frees_.disown(record_of(*source));
+        frees_.process_pending();
     }
-    frees_.process_pending();
     return frees_.engine.memory < before;
 }
 
@@ -469,13 +490,9 @@ void HeldEviction::look_at_sources(Locked& lock) {
     if (engine.memory <= engine.budget / 2) {
         return;
     }
-    Bytes nbytes = 0;
-    for (const Ref<Storage>& source : dead_sources()) {
-        nbytes += source->nbytes;
-    }
-    if (nbytes > engine.budget / 4) {
+    if (const Bytes nbytes = bytes_of(dead_sources()); nbytes > engine.budget / 4) {
         about_to_let_go(lock);
-        release_dead_sources();
+        release_dead_sources(nbytes);
     }
 }
 

@@ -121,9 +121,10 @@ public:
     // Release values without a recipe that the program has freed and only recipes need, if they
     // take too much memory. Called after an operator with grad mode off.
     void look_at_sources(Locked& lock);
-    // Restore the values whose recipes need sources (values without a recipe) that the program has
-    // freed. Then release those sources. Return true if memory was freed.
-    bool release_dead_sources();
+    // Release sources (values without a recipe) that the program has freed, the largest first, until
+    // `least` bytes are free. Before that, restore the values whose recipes need them. Return true
+    // if memory was freed. Release none if all of them are smaller than `least`.
+    bool release_dead_sources(Bytes least);
 
     // Run `step`. If it does not fit into the budget, call `release_dead_sources`, and run `step`
     // once more if that freed memory.
@@ -133,7 +134,8 @@ public:
         if (!shortage) {
             return;
         }
-        if (!open || !release_dead_sources()) {
+        const Bytes missing = shortage->memory + shortage->needed - shortage->budget;
+        if (!open || !release_dead_sources(missing)) {
             throw OutOfBudgetError(*std::move(shortage));
         }
         step();
