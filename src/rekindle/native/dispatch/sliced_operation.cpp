@@ -52,7 +52,7 @@ SlicedArgument argument_of(StorageRecord& record) {
 
 // Return true if `record`, the leaf of a sliced call, can be computed in slices instead.
 bool can_be_sliced(const StorageRecord& record) {
-    if (!record.replayable || record.pinned || record.on_host || record.root.next != nullptr) {
+    if (!record.replayable || record.pinned || record.root.next != nullptr) {
         return false;
     }
     const Recipe& recipe = recipe_of(*record.root.call);
