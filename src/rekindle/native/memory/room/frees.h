@@ -77,6 +77,10 @@ public:
         }
     }
 
+    // Perform `run`, events of the engine that may recompute values. If the program freed an input
+    // of a recomputation meanwhile, perform them again.
+    template <class F>
+    void recompute(F&& run, const char* who = "");
     // Update size and address in `record`, whose storage the program may have resized.
     void resized(StorageRecord& record);
     // Drop the runtime's strong reference to the memory of `record`, if neither autograd nor a
@@ -94,5 +98,22 @@ private:
 
     unsigned ticks_ = 0;  // number of calls of `process_pending`
 };
+
+// The loop ends: each retry is caused by a value that the program freed meanwhile, and the program
+// frees each value once.
+template <class F>
+void Frees::recompute(F&& run, const char* who) {
+    for (std::size_t left = engine.n_storages();; --left) {
+        try {
+            events.perform(run, who);
+            return;
+        } catch (const MissingInputError&) {
+            if (left == 0) {
+                throw;
+            }
+        }
+        look_at_all();
+    }
+}
 
 }  // namespace rekindle

@@ -111,9 +111,8 @@ public:
 
     // -- values ---------------------------------------------------------------------------------
 
-    // Run `events` like `Events::perform`, where `events` may recompute values. If the program
-    // freed an input of a recomputation meanwhile, run `events` again. If they do not fit, find
-    // more room and run them once more.
+    // Run `events` like `Frees::recompute`. If they do not fit, find more room and run them once
+    // more.
     template <class F>
     void bring(F&& events);
     // Put the value of `record` into memory for the program, recomputing the value if it was
@@ -130,10 +129,6 @@ public:
     void bring_back(const c10::StorageImpl& storage_impl);
 
 private:
-    template <class F>
-    void bring_within(F&& events);
-    template <class F>
-    void bring_once_more(F&& events);
     bool finds_more(Bytes needed);
     void evict_for(Bytes needed, const char* who);
     void make_room_and_wait(Bytes needed, const char* who);
@@ -190,42 +185,16 @@ void Room::rescue(Bytes needed, const std::exception& out, F&& attempt) {
     throw DeviceOutOfMemoryError(said);
 }
 
-// The loop ends: each retry is caused by a value that the program freed meanwhile, and the program
-// frees each value once.
-template <class F>
-void Room::bring_once_more(F&& events) {
-    for (std::size_t left = engine_.n_storages();; --left) {
-        frees_.look_at_all();
-        try {
-            events_.perform(events);
-            return;
-        } catch (const MissingInputError&) {
-            if (left == 0) {
-                throw;
-            }
-        }
-    }
-}
-
-template <class F>
-void Room::bring_within(F&& events) {
-    try {
-        events_.perform(events);
-    } catch (const MissingInputError&) {
-        bring_once_more(events);
-    }
-}
-
 template <class F>
 void Room::bring(F&& events) {
     try {
-        bring_within(events);
+        frees_.recompute(events);
     } catch (const OutOfBudgetError& shortage) {
         if (!finds_more(shortage.needed)) {
             throw;
         }
         const BudgetBackoff::ScopedNoBackoff insisting(backoff);
-        bring_within(events);
+        frees_.recompute(events);
     }
 }
 

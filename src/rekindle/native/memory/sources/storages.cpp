@@ -51,7 +51,7 @@ void Storages::run(Recipe& call, const char* who) {
     frees_.poll();
     // An event of another thread can end the engine's attempt.
     while (!call.ran) {
-        events_.perform([&] { engine_.call(call, true); }, who);
+        frees_.recompute([&] { engine_.call(call, true); }, who);
     }
     note_made(call);
 }
