@@ -122,35 +122,21 @@ void Operation::run_as_it_may() {
         evict_for_tests(session_, lock_);
     }
     const bool touching = session_.held.eviction && session_.held.eviction->open;
-    if (session_.registry.placeholders != 0 ||
+    const bool may_have_no_room =
+        session_.registry.placeholders != 0 ||
         (session_.has_sliced && parsed_.signature->slicing) ||
-        (session_.slices && !recording_ && is_any_large(parsed_.tensors, session_.engine.budget)))
-        [[unlikely]] {
-        run_whole_or_in_slices();
-    } else {
-        run_whole_if_it_fits();
+        (session_.slices && !recording_ && is_any_large(parsed_.tensors, session_.engine.budget));
+    if (!may_have_no_room || !run_in_slices_at_once()) [[likely]] {
+        const std::optional<OutOfBudgetError> shortage =
+            out_of_budget_of([&] { touching ? run_pinned() : run_whole(); });
+        if (shortage && (started_ || !run_in_slices(true))) [[unlikely]] {
+            throw OutOfBudgetError(*shortage);
+        }
     }
     if (touching) [[unlikely]] {
         session_.held.eviction->look_at_sources(lock_);
         let_results_return();
     }
-}
-
-// Run the operator as a whole, or in slices if the budget has no room for that.
-void Operation::run_whole_if_it_fits() {
-    const std::optional<OutOfBudgetError> shortage = out_of_budget_of([&] { run_whole(); });
-    if (shortage && (started_ || !run_in_slices(true))) [[unlikely]] {
-        throw OutOfBudgetError(*shortage);
-    }
-}
-
-void Operation::run_whole() {
-    if (session_.held.eviction && session_.held.eviction->open) [[unlikely]] {
-        run_pinned();
-        return;
-    }
-    bring_inputs();
-    run_with_inputs();
 }
 
 // Decide whether a backward operator writes its result over its incoming gradient; see

@@ -100,16 +100,14 @@ private:
 
     // Methods that are declared `inline` are only called in the file that defines them.
     inline void run_as_it_may();
-    void run_whole_or_in_slices();
+    bool run_in_slices_at_once();
     bool run_in_slices(bool observed);
-    void run_whole_if_it_fits();
-    inline void run_whole();
+    void run_whole();
     void run_with_inputs();
     void run_pinned();
     inline void decide_in_place();
     bool may_let_go();
     void let_results_return();
-    void bring_inputs();
 
     // Run `step`. If its memory does not fit into the budget, run it once more while user-held
     // values may be evicted.

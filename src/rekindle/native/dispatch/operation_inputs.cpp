@@ -16,17 +16,17 @@ void Operation::note_read(StorageList& read) const {
     }
 }
 
-// Restore the inputs of the operator that were evicted while variables of the program refer to
-// them.
-void Operation::bring_inputs() {
-    if (session_.registry.placeholders == 0 || reads_only_shape(facts_, 0)) {
-        return;
+// Run the operator. Before, restore the inputs that were evicted while variables of the program
+// refer to them.
+void Operation::run_whole() {
+    if (session_.registry.placeholders != 0 && !reads_only_shape(facts_, 0)) [[unlikely]] {
+        for (const c10::TensorImpl* tensor : parsed_.tensors) {
+            retry_evicting_held([&] {
+                session_.room.bring_back(*tensor->unsafe_storage().unsafeGetStorageImpl());
+            });
+        }
     }
-    for (const c10::TensorImpl* tensor : parsed_.tensors) {
-        retry_evicting_held([&] {
-            session_.room.bring_back(*tensor->unsafe_storage().unsafeGetStorageImpl());
-        });
-    }
+    run_with_inputs();
 }
 
 // Look up the storage records of all tensor arguments, and note the version counters that recipes

@@ -415,10 +415,9 @@ SlicedCallPtr SlicedOperation::with_fewer_leaves(const SlicedCallPtr& sliced, Lo
 
 // -- how an operator comes to run in slices -------------------------------------------------------
 
-// Run the operator while some value may have no room. First try what needs no eviction: a value
-// that is read in slices is not restored for that, and an operator that has no room runs in slices
-// at once.
-void Operation::run_whole_or_in_slices() {
+// Run the operator in slices if a value that it reads or makes has no room now. A value that is
+// read in slices is not restored. Return false if the operator has not run.
+bool Operation::run_in_slices_at_once() {
     SlicedOperation sliced(session_, facts_, call_, parsed_);
     // A result without a recipe cannot leave memory again. Before the first operator ran in slices,
     // the budget may suffice without any, so nothing is done that needs more memory.
@@ -426,10 +425,10 @@ void Operation::run_whole_or_in_slices() {
     if (session_.has_sliced &&
         (sliced.reads_value_without_room() || sliced.has_no_room() || stays) &&
         run_in_slices(false)) {
-        return;
+        return true;
     }
     recording_ = recording_ || (stays && !parsed_.takes_over && sliced.merits_recipe());
-    run_whole_if_it_fits();
+    return false;
 }
 
 // Run the operator in slices, or note its result as a value without room. Return false, and change

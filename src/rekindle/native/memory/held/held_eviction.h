@@ -121,9 +121,9 @@ public:
     // Release values without a recipe that the program has freed and only recipes need, if they
     // take too much memory. Called after an operator with grad mode off.
     void look_at_sources(Locked& lock);
-    // Release sources (values without a recipe) that the program has freed, the largest first, until
-    // `least` bytes are free. Before that, restore the values whose recipes need them. Return true
-    // if memory was freed. Release none if all of them are smaller than `least`.
+    // Release sources (values without a recipe) that the program has freed, the largest first,
+    // until `least` bytes are free. Before that, restore the values whose recipes need them. Return
+    // true if memory was freed. Release none if all of them are smaller than `least`.
     bool release_dead_sources(Bytes least);
 
     // Run `step`. If it does not fit into the budget, call `release_dead_sources`, and run `step`
