@@ -6,7 +6,6 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
-#include <functional>
 #include <iterator>
 #include <limits>
 #include <span>
@@ -443,8 +442,8 @@ bool HeldEviction::release_dead_sources(Bytes least) {
         return false;
     }
     // Values whose recipes read a released source stay in memory, so release few: the largest.
-    std::ranges::stable_sort(sources, std::greater(), [](const Ref<Storage>& each) {
-        return each->nbytes;
+    std::ranges::sort(sources, [](const Ref<Storage>& one, const Ref<Storage>& other) {
+        return std::pair(other->nbytes, one->id) < std::pair(one->nbytes, other->id);
     });
     const Bytes before = frees_.engine.memory;
     for (const Ref<Storage>& source : sources) {
