@@ -136,7 +136,7 @@ def peers() -> str:
     parts += [
         "Three tables show the time over plain of each tool's fastest setting within 51, 26 and",
         "15 % of plain PyTorch's activations. The last table shows the least memory of settings",
-        "that were tried: for budgets 12 % is the smallest tried, not the smallest that works. An",
+        "that were tried; no budget below 12 %, or 25 % for some models, was tried. An",
         "empty cell: no setting needs so little. PyTorch's profiler measures memory. Plain PyTorch",
         "is not compiled, so a compiled plan can be faster. *Checkpoint* is",
         "`torch.utils.checkpoint` around blocks, *selective* its variant that keeps the results of",
