@@ -121,10 +121,10 @@ def test_deleting_the_variable_of_evicted_value_frees_its_record() -> None:
 # -- training --------------------------------------------------------------------------------------
 
 
-def skips() -> Callable[[], Any]:
+def skips(layers: int = 5) -> Callable[[], Any]:
     """A small U-Net: every hidden state is held until the decoder reads it."""
-    down = nn.ModuleList(nn.Linear(20, 20) for _ in range(5))
-    up = nn.ModuleList(nn.Linear(40, 20) for _ in range(5))
+    down = nn.ModuleList(nn.Linear(20, 20) for _ in range(layers))
+    up = nn.ModuleList(nn.Linear(40, 20) for _ in range(layers))
     x = torch.randn(400, 20)
 
     def step() -> Any:

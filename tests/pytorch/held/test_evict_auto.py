@@ -6,6 +6,7 @@ import ctypes
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import pytest
@@ -134,9 +135,13 @@ def test_list_of_hidden_states_fits_in_budget_with_evict_auto() -> None:
 
 
 def test_evict_auto_needs_less_memory_for_held_skip_connections() -> None:
-    """With "auto", skip connections in variables are evicted. Their gradients are not."""
+    """With "auto", skip connections in variables are evicted. Their gradients are not.
+
+    With five layers and more, their gradients need so much that both budgets are nearly equal.
+    """
+    few = partial(skips, 4)
     with cores.fixed_prices():
-        smallest = {evict: harshest(skips, evict=evict).budget for evict in ("saved", "auto")}
+        smallest = {evict: harshest(few, evict=evict).budget for evict in ("saved", "auto")}
     assert smallest["auto"] <= smallest["saved"] - NBYTES
 
 
@@ -345,8 +350,9 @@ def test_user_held_values_stay_while_older_thread_runs() -> None:
         begun.set()
         done.wait()
 
+    few = partial(skips, 4)
     with cores.fixed_prices():
-        budget = harshest(skips, evict="auto").budget
+        budget = harshest(few, evict="auto").budget
     thread = threading.Thread(target=other)
     thread.start()
     begun.wait()
@@ -356,12 +362,12 @@ def test_user_held_values_stay_while_older_thread_runs() -> None:
             pytest.raises(rekindle.OutOfBudget),
             evicting_held(budget),
         ):
-            skips()()
+            few()()
     finally:
         done.set()
         thread.join()
     with evicting_held(budget):
-        skips()()
+        few()()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
