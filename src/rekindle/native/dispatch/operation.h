@@ -113,8 +113,8 @@ private:
     // values may be evicted.
     template <class Step>
     void retry_evicting_held(Step&& step) {
-        // With `evict="anything"`, `run_pinned` has already made user-held values candidates for
-        // eviction.
+        // With `evict="anything"`, `run_pinned` or `run_in_slices` has already made user-held
+        // values candidates for eviction.
         if (session_.held.eviction) [[unlikely]] {
             or_without_copies(session_.frees, lock_, [&] {
                 session_.held.eviction->attempt(step);

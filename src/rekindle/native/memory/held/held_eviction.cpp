@@ -438,16 +438,18 @@ bool HeldEviction::release_dead_sources(Bytes least) {
         return false;
     }
     std::vector<Ref<Storage>> sources = dead_sources();
-    if (bytes_of(sources) < least) {
+    const Bytes all = bytes_of(sources);
+    if (all < least) {
         return false;
     }
+    const Bytes wanted = least > 0 ? least : all;
     // Values whose recipes read a released source stay in memory, so release few: the largest.
     std::ranges::sort(sources, [](const Ref<Storage>& one, const Ref<Storage>& other) {
         return std::pair(other->nbytes, one->id) < std::pair(one->nbytes, other->id);
     });
     const Bytes before = frees_.engine.memory;
     for (const Ref<Storage>& source : sources) {
-        if (before - frees_.engine.memory >= least) {
+        if (before - frees_.engine.memory >= wanted) {
             break;
         }
         if (!source->listed || !sources_.without_room_that_need(record_of(*source)).empty()) {

@@ -123,7 +123,8 @@ public:
     void look_at_sources(Locked& lock);
     // Release sources (values without a recipe) that the program has freed, the largest first,
     // until `least` bytes are free. Before that, restore the values whose recipes need them. Return
-    // true if memory was freed. Release none if all of them are smaller than `least`.
+    // true if memory was freed. Release none if all of them are smaller than `least`, and all if
+    // `least` is not positive: the budget had room, but another limit was reached.
     bool release_dead_sources(Bytes least);
 
     // Run `step`. If it does not fit into the budget, call `release_dead_sources`, and run `step`
