@@ -126,10 +126,11 @@ class Arguments:
     def runs_in_slices(self, device: torch.device) -> bool:
         """Return True if operators that do not fit may run in slices: only on a CPU.
 
-        A tensor that the program's variables hold may then have no memory.
+        A tensor that the program's variables hold may then have no memory. With `evict="anything"`
+        nothing runs in slices: if several threads share a budget, the core may read the leaves of a
+        sliced call that another thread has freed.
         """
-        held = self.evicts_held_last or self.evict == "anything"
-        return self.split == "equal" and held and device.type == "cpu"
+        return self.split == "equal" and self.evicts_held_last and device.type == "cpu"
 
     def host(self, device: torch.device) -> HostMemory | None:
         """Return the host memory for swapped values, or None without `swap`."""
