@@ -127,8 +127,8 @@ class Arguments:
         """Return True if operators that do not fit may run in slices: only on a CPU.
 
         A tensor that the program's variables hold may then have no memory. With `evict="anything"`
-        nothing runs in slices: if several threads share a budget, the core may read the leaves of a
-        sliced call that another thread has freed.
+        nothing runs in slices: if several threads share a budget, a recomputation may then read the
+        record of a storage that was freed.
         """
         return self.split == "equal" and self.evicts_held_last and device.type == "cpu"
 
