@@ -137,7 +137,7 @@ def test_list_of_hidden_states_fits_in_budget_with_evict_auto() -> None:
 def test_evict_auto_needs_less_memory_for_held_skip_connections() -> None:
     """With "auto", skip connections in variables are evicted. Their gradients are not.
 
-    With five layers and more, their gradients need so much that both budgets are nearly equal.
+    With five to seven layers, both budgets are nearly equal.
     """
     few = partial(skips, 4)
     with cores.fixed_prices():
