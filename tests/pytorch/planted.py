@@ -1,4 +1,4 @@
-"""Plant a defect, which tests must find: a recomputation that gives other values."""
+"""Replace kernels of PyTorch, for example by a defect that tests must find."""
 
 from __future__ import annotations
 
@@ -16,6 +16,19 @@ from rekindle.pytorch.operators import Fingerprint, fingerprint_of
 
 def off_by_the_last_bit(result: Tensor) -> Tensor:
     return result.nextafter(result + 1)
+
+
+@contextmanager
+def replaced(name: str, kernel: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Run `kernel` as the CPU kernel of the ATen operator `name` while the context is open."""
+    library = torch.library.Library("aten", "IMPL")
+    # the first override of a kernel in a process warns
+    with warnings.catch_warnings(action="ignore"):
+        library.impl(name, kernel, "CPU", allow_override=True)
+    try:
+        yield
+    finally:
+        library._destroy()
 
 
 @contextmanager
@@ -37,11 +50,5 @@ def wrong_again(instead: Callable[[Tensor], Tensor] = off_by_the_last_bit) -> It
         questions.add(question)
         return result
 
-    library = torch.library.Library("aten", "IMPL")
-    # the first override of a kernel in a process warns
-    with warnings.catch_warnings(action="ignore"):
-        library.impl("tanh", tanh, "CPU", allow_override=True)
-    try:
+    with replaced("tanh", tanh):
         yield
-    finally:
-        library._destroy()

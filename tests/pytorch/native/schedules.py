@@ -12,7 +12,6 @@ import json
 import random
 import sys
 import threading
-import warnings
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import rekindle
 from rekindle.pytorch.held import _evict_held
 from rekindle.pytorch.native import core as native_core
+from tests.pytorch.planted import replaced
 
 WIDTH = 1_000
 STEPS = 3
@@ -123,27 +123,16 @@ class Switching(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def switching_kernels() -> torch.library.Library:
-    """Replace some kernels of PyTorch by kernels in which another thread may take over."""
-    library = torch.library.Library("aten", "IMPL")
+def switching(out: Callable[..., Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return a kernel that computes `out`, and in which another thread may take over."""
 
-    def sin(x: Tensor) -> Tensor:
+    def kernel(x: Tensor) -> Tensor:
         Turns.switch()
-        made = torch.sin(x, out=torch.empty_like(x))
+        made = out(x, out=torch.empty_like(x))
         Turns.switch()
         return made
 
-    def tanh(x: Tensor) -> Tensor:
-        Turns.switch()
-        made = torch.tanh(x, out=torch.empty_like(x))
-        Turns.switch()
-        return made
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        library.impl("sin", sin, "CPU")
-        library.impl("tanh", tanh, "CPU")
-    return library
+    return kernel
 
 
 @torch.library.custom_op("rekindle_schedules::scaled", mutates_args=())
@@ -336,15 +325,14 @@ def main(evict: str, first: int, count: int) -> None:
 
     _evict_held.EvictHeld.all_threads_are_known = asked  # type: ignore[method-assign]
     core.fix_costs(1_000)
-    kernels = switching_kernels()
     seen: Counter[str] = Counter()
     wrong: list[int] = []
-    for seed in range(first, first + count):
-        found = outcome(seed, evict)
-        seen[found] += 1
-        if found not in ("evicted", "fitted"):
-            wrong.append(seed)
-    del kernels
+    with replaced("sin", switching(torch.sin)), replaced("tanh", switching(torch.tanh)):
+        for seed in range(first, first + count):
+            found = outcome(seed, evict)
+            seen[found] += 1
+            if found not in ("evicted", "fitted"):
+                wrong.append(seed)
     sys.stdout.write(json.dumps({"seen": seen, "wrong": wrong}) + "\n")
 
 

@@ -14,9 +14,25 @@
 #include <utility>
 #include <vector>
 
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#endif
+
 #include "mutex.h"
 
 namespace rekindle {
+
+// In builds for the address sanitizer, report later accesses to this memory of a pool, and return
+// true: it must not be reused then. Else return false.
+inline bool poison([[maybe_unused]] const void* memory,
+                   [[maybe_unused]] std::size_t nbytes) noexcept {
+#ifdef __SANITIZE_ADDRESS__
+    ASAN_POISON_MEMORY_REGION(memory, nbytes);
+    return true;
+#else
+    return false;
+#endif
+}
 
 // Pool of objects of type `T`. An object stays at its address until it is destroyed.
 template <class T>
@@ -45,10 +61,13 @@ public:
     // Destroy an object, so that its slot can be reused.
     void drop(T& object) noexcept {
         object.~T();
+        --alive_;
+        if (poison(&object, sizeof(Slot))) {
+            return;
+        }
         Slot* slot = new (static_cast<void*>(&object)) Slot;
         slot->next = free_;
         free_ = slot;
-        --alive_;
     }
 
     std::size_t alive() const noexcept { return alive_; }
@@ -126,6 +145,9 @@ public:
         const auto kind = static_cast<std::size_t>(std::bit_width(length - 1));
         if (kind >= free_.size()) {
             ::operator delete(array);
+            return;
+        }
+        if (poison(array, length * sizeof(T))) {
             return;
         }
         *static_cast<void**>(static_cast<void*>(array)) = free_[kind];

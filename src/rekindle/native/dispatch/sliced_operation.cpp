@@ -1,12 +1,11 @@
 #include "sliced_operation.h"
 
-#include <c10/util/ScopeExit.h>
-
 #include <algorithm>
 #include <optional>
 #include <ranges>
 #include <vector>
 
+#include "../engine/frame.h"
 #include "../memory/evict_held_last.h"
 #include "../memory/records/recipe.h"
 #include "../memory/slices/evaluation.h"
@@ -173,6 +172,26 @@ Bytes SlicedOperation::bytes_of_results() const {
     return total;
 }
 
+SlicedOperation::~SlicedOperation() {
+    for (StorageRecord* each : retained_) {
+        session_.registry.free_queue.released(*each);
+    }
+}
+
+// Keep the leaves of `sliced` restorable, as autograd does with saved tensors. Until the graph knows
+// the call, nothing else needs them, and other threads run while one of them is restored.
+void SlicedOperation::retain_leaves(const SlicedCall& sliced) {
+    std::vector<StorageRecord*> leaves;
+    collect_leaves(sliced, leaves);
+    for (StorageRecord* each : leaves) {
+        if (std::ranges::find(retained_, each) == retained_.end()) {
+            retained_.push_back(each);
+            session_.storages.retain(*each, each->at());
+            hold(static_cast<Storage&>(*each));
+        }
+    }
+}
+
 SlicedCallPtr SlicedOperation::sliced_call(
     std::span<const Ref<Storage>> inputs, bool grad_mode
 ) const {
@@ -224,14 +243,17 @@ bool SlicedOperation::run(
 // Call `attempt(sliced)` for `sliced`, and then with one leaf less each time, until it returns
 // true. Return false if it never does.
 template <class F>
-bool SlicedOperation::with_leaves(SlicedCallPtr sliced, Locked& lock, F&& attempt) const {
+bool SlicedOperation::with_leaves(SlicedCallPtr sliced, Locked& lock, F&& attempt) {
     while (sliced) {
+        retain_leaves(*sliced);
         try {
             if (attempt(sliced)) {
                 return true;
             }
         } catch (const UnequalSlices&) {
             continue;  // the signature knows now along which axis it must not be sliced
+        } catch (const Lost&) {
+            return false;  // another thread wrote a leaf, and the arguments are restored or lost
         } catch (const OutOfBudgetError&) {  // NOLINT(bugprone-empty-catch): smaller leaves may do
         }
         sliced = with_fewer_leaves(sliced, lock);
@@ -257,14 +279,6 @@ bool SlicedOperation::compute(const SlicedCallPtr& sliced, bool recorded) {
     recorded = recorded && nbytes > session_.engine.budget / SMALL_SHARE;
     Recipe& recipe = recipe_for(sliced, *plan, recorded);
     const Ref<Call> kept(&recipe);
-    // If the call fails, or its results need no recipe, nothing needs the sources that it read.
-    const auto let_go = c10::make_scope_exit([&] {
-        std::vector<StorageRecord*> leaves;
-        collect_leaves(*sliced, leaves);
-        for (StorageRecord* each : leaves) {
-            session_.frees.disown(*each);
-        }
-    });
     std::vector<Ref<Storage>> made;
     for (const Geometry& each : sliced->slicing().results) {
         made.emplace_back(&new_record(recipe, each));

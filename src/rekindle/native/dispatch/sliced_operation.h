@@ -15,8 +15,8 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <span>
+#include <vector>
 
 #include "../base/mutex.h"
 #include "../memory/session.h"
@@ -32,6 +32,13 @@ class SlicedOperation final {
 public:
     SlicedOperation(Session& session, const Facts& facts, OperatorCall& call, ParsedCall& parsed)
         : session_(session), facts_(facts), call_(call), parsed_(parsed) {}
+
+    SlicedOperation(const SlicedOperation&) = delete;
+    SlicedOperation& operator=(const SlicedOperation&) = delete;
+    SlicedOperation(SlicedOperation&&) = delete;
+    SlicedOperation& operator=(SlicedOperation&&) = delete;
+
+    ~SlicedOperation();
 
     // Return true if an argument is a value without room that does not fit without evictions.
     bool reads_value_without_room() const;
@@ -59,7 +66,8 @@ public:
 private:
     SlicedCallPtr sliced_call(std::span<const Ref<Storage>> inputs, bool grad_mode) const;
     template <class F>
-    bool with_leaves(SlicedCallPtr sliced, Locked& lock, F&& attempt) const;
+    bool with_leaves(SlicedCallPtr sliced, Locked& lock, F&& attempt);
+    void retain_leaves(const SlicedCall& sliced);
     bool compute(const SlicedCallPtr& sliced, bool recorded);
     std::optional<SlicePlan> smallest_plan(const SlicedCall& sliced) const;
     bool is_large() const;
@@ -74,6 +82,7 @@ private:
     const Facts& facts_;
     OperatorCall& call_;
     ParsedCall& parsed_;
+    std::vector<StorageRecord*> retained_;  // leaves of calls that the graph may not know of yet
 };
 
 }  // namespace rekindle

@@ -489,6 +489,9 @@ void Engine::run(const Frame& frame, bool held) {
             return;
         }
     }
+    if (call.ran && !call.linked) [[unlikely]] {
+        throw Lost();  // the inputs of the call are not known any more
+    }
     note(Entry::Kind::compute, call.id, 0, in_place ? 1 : 0);
     lent_ = false;
     performer_.compute(call, in_place);
