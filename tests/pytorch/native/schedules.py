@@ -123,12 +123,12 @@ class Switching(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def switching(out: Callable[..., Tensor]) -> Callable[[Tensor], Tensor]:
-    """Return a kernel that computes `out`, and in which another thread may take over."""
+def switching(compute: Callable[..., Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return a kernel that computes `compute`, and in which another thread may take over."""
 
     def kernel(x: Tensor) -> Tensor:
         Turns.switch()
-        made = out(x, out=torch.empty_like(x))
+        made = compute(x, out=torch.empty_like(x))
         Turns.switch()
         return made
 

@@ -14,20 +14,21 @@
 #include <utility>
 #include <vector>
 
-#ifdef __SANITIZE_ADDRESS__
-#include <sanitizer/asan_interface.h>
-#endif
-
 #include "mutex.h"
+
+#ifdef __SANITIZE_ADDRESS__
+extern "C" void __asan_poison_memory_region(const volatile void* memory, std::size_t nbytes);
+#endif
 
 namespace rekindle {
 
 // In builds for the address sanitizer, report later accesses to this memory of a pool, and return
 // true: it must not be reused then. Else return false.
-inline bool poison([[maybe_unused]] const void* memory,
-                   [[maybe_unused]] std::size_t nbytes) noexcept {
+inline bool poison(
+    [[maybe_unused]] const void* memory, [[maybe_unused]] std::size_t nbytes
+) noexcept {
 #ifdef __SANITIZE_ADDRESS__
-    ASAN_POISON_MEMORY_REGION(memory, nbytes);
+    __asan_poison_memory_region(memory, nbytes);
     return true;
 #else
     return false;

@@ -26,7 +26,7 @@ bool count_argument(Session& session, Locked& lock, const c10::TensorImpl& tenso
     if (record == nullptr) [[likely]] {
         return true;
     }
-    if (record->flags != 0 || (written && (record->replayable || record->consumed()))) {
+    if (record->flags != 0 || (written && (record->replayable || record->needed()))) {
         return false;
     }
     if (written && record->special.is_external() && session.sources.overlaps(*record))

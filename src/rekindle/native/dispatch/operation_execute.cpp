@@ -69,6 +69,14 @@ Bytes clear_inside(Session& session, Bytes wanted, Bytes counted) {
     return room_inside(session) + counted;
 }
 
+// Return true if another thread could recompute a value from what the call writes.
+bool writes_what_is_needed(const ParsedCall& parsed, Registry& registry) {
+    return std::ranges::any_of(parsed.written, [&](std::uint32_t position) {
+        const StorageRecord* record = registry.find_record(*parsed.tensors[position]);
+        return record != nullptr && record->needed();
+    });
+}
+
 }  // namespace
 
 // Return true if the kernel can run again after its allocator has refused memory: it writes
@@ -163,12 +171,14 @@ void Operation::call_until_it_fits(bool refusable) {
     }
 }
 
-// Run `kernel` with the session mutex released. Only PyTorch's own kernels that draw random numbers
-// keep it: if another thread drew between the note of the generator's state (`draw`) and the
-// kernel, a recomputation would draw other numbers.
+// Run `kernel` with the session mutex released. PyTorch's own kernels keep it in two cases. If they
+// draw random numbers: if another thread drew between the note of the generator's state (`draw`)
+// and the kernel, a recomputation would draw other numbers. And if they write what a recomputation
+// in another thread could read.
 template <class Kernel>
 void Operation::run_unlocked(Kernel&& kernel) {
-    if (facts_.is_aten && !random().empty()) [[unlikely]] {
+    if (facts_.is_aten && (!random().empty() || writes_what_is_needed(parsed_, session_.registry)))
+        [[unlikely]] {
         kernel();
         return;
     }

@@ -218,10 +218,12 @@ void Operation::save_what_is_overwritten() {
             session_.events.about_to_write(*record);
             // Skip a parameter that FSDP has freed (`absent`): FSDP gathers it again by writing to
             // its storage. Its contents are compared later, when a recipe reads them.
-            if (!record->replayable && record->consumed() && !record->absent) {
+            if (!record->replayable && !record->absent && record->needed()) {
                 rare().fixed.push_back(record);
-                session_.sources.forget(*record);
-                saved = true;
+                if (record->consumed()) {
+                    session_.sources.forget(*record);
+                    saved = true;
+                }
             }
             if (record->special.is_external() && session_.sources.save_overlapping(*record))
                 [[unlikely]] {

@@ -178,8 +178,8 @@ SlicedOperation::~SlicedOperation() {
     }
 }
 
-// Keep the leaves of `sliced` restorable, as autograd does with saved tensors. Until the graph knows
-// the call, nothing else needs them, and other threads run while one of them is restored.
+// Keep the leaves of `sliced` restorable, as autograd does with saved tensors. Until the graph
+// knows the call, nothing else needs them, and other threads run while one of them is restored.
 void SlicedOperation::retain_leaves(const SlicedCall& sliced) {
     std::vector<StorageRecord*> leaves;
     collect_leaves(sliced, leaves);

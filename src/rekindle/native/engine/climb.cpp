@@ -54,14 +54,10 @@ bool can_run(const Frame& frame) {
            std::ranges::all_of(call.inputs(), [](const Edge& edge) { return edge.value->defined; });
 }
 
-}  // namespace
-
-// -- first runs -----------------------------------------------------------------------------------
-
 // Call `visit` for the outputs of `call`. `wanted` (the output to recompute, else the first) comes
 // last, so that it becomes a candidate for eviction last.
 template <class F>
-void Engine::outputs_but_last(Call& call, const Value* wanted, F&& visit) {
+void outputs_but_last(Call& call, const Value* wanted, F&& visit) {
     if (call.n_outputs == 0) {
         return;
     }
@@ -79,6 +75,16 @@ void Engine::outputs_but_last(Call& call, const Value* wanted, F&& visit) {
         visit(*last);
     }
 }
+
+bool reads(const Call& call, const Storage& storage) {
+    return std::ranges::any_of(call.inputs(), [&](const Edge& edge) {
+        return edge.value->storage == &storage;
+    });
+}
+
+}  // namespace
+
+// -- first runs -----------------------------------------------------------------------------------
 
 // After the first run of `call`, add the bytes of its outputs to `memory`, and enter `call` and its
 // outputs into the graph.
@@ -156,8 +162,9 @@ void Engine::link(Call& call) {
 
 // -- interludes: while one call runs, the engine accepts events of other threads ------------------
 
-Engine::Interlude::Interlude(Engine& engine, const Call& call, bool in_place)
+Engine::Interlude::Interlude(Engine& engine, Call& call, bool in_place)
     : engine_(engine),
+      call_(&call),
       frames_(std::exchange(engine.frames_, {})),
       pending_(std::exchange(engine.pending_, {})),
       locked_(std::exchange(engine.locked_, {})),
@@ -165,6 +172,10 @@ Engine::Interlude::Interlude(Engine& engine, const Call& call, bool in_place)
       nesting_(std::exchange(engine.nesting_, 0)),
       spares_checkpoints_(std::exchange(engine.spares_checkpoints_, false)),
       lent_(in_place) {
+    std::vector<Call*>& running = engine_.running_;
+    // While another thread runs the call as well, both are outdated if one is.
+    call.outdated = call.outdated && std::ranges::find(running, &call) != running.end();
+    running.push_back(&call);
     engine_.in_flight += taken_;
     if (in_place) {
         engine_.lend(call);
@@ -173,6 +184,7 @@ Engine::Interlude::Interlude(Engine& engine, const Call& call, bool in_place)
 
 Engine::Interlude::Interlude(Engine& engine)
     : engine_(engine),
+      call_(nullptr),
       frames_(std::exchange(engine.frames_, {})),
       pending_(std::exchange(engine.pending_, {})),
       locked_(std::exchange(engine.locked_, {})),
@@ -182,6 +194,9 @@ Engine::Interlude::Interlude(Engine& engine)
       lent_(engine.lent_) {}
 
 Engine::Interlude::~Interlude() {
+    if (call_ != nullptr) {
+        engine_.running_.erase(std::ranges::find(engine_.running_, call_));
+    }
     engine_.in_flight -= taken_;
     engine_.frames_ = std::move(frames_);
     engine_.pending_ = std::move(pending_);
@@ -496,16 +511,16 @@ void Engine::run(const Frame& frame, bool held) {
     lent_ = false;
     performer_.compute(call, in_place);
     const bool lent = std::exchange(lent_, false);
+    // Another thread overwrote an input while the call ran. The call may have read wrong contents,
+    // so discard its results.
+    if (visits != visits_ && is_outdated(call)) {
+        clock += call.cost;
+        recompute_ns += call.cost;
+        return;
+    }
     if (!call.ran) {
         enter(call, held);
         free_all();
-        return;
-    }
-    // Another thread overwrote an input while the call ran. The call may have read wrong contents,
-    // so discard its results.
-    if (visits != visits_ && !(call.replayable && call.linked)) {
-        clock += call.cost;
-        recompute_ns += call.cost;
         return;
     }
     // Other outputs of this call that have a host copy. No event needs them, so they are evicted
@@ -590,6 +605,9 @@ Bytes Engine::take_over(const Overwrite& overwrite) {
     old.held = false;
     made.pinned = old.pinned;
     old.pinned = false;
+    for (Call* each : running_) {
+        each->outdated = each->outdated || reads(*each, old);
+    }
     vanish(old);
     if (old.restorable()) {
         chooser_->evicted(old);

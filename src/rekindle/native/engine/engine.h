@@ -48,7 +48,7 @@ public:
     // interrupted event restores evicted inputs again.
     class Interlude final {
     public:
-        Interlude(Engine& engine, const Call& call, bool in_place);
+        Interlude(Engine& engine, Call& call, bool in_place);
         // Scope around a call of the user's own policy: no memory is in flight and no storage is
         // being overwritten.
         explicit Interlude(Engine& engine);
@@ -66,6 +66,7 @@ public:
 
     private:
         Engine& engine_;
+        Call* const call_;  // the running call; null in a scope without one
         std::vector<Frame> frames_;
         std::vector<Value*> pending_;
         std::vector<Storage*> locked_;
@@ -193,14 +194,13 @@ private:
     bool may_consume(const Frame& frame) const;
     Bytes bytes_beside(const Call& call, bool in_place) const;
     Bytes take_over(const Overwrite& overwrite);
-    template <class F>
-    void outputs_but_last(Call& call, const Value* wanted, F&& visit);
 
     std::vector<Frame> frames_;     // One entry for each call whose recomputation is in progress.
     std::vector<Value*> pending_;   // Inputs of the calls in progress that are not locked yet.
     std::vector<Storage*> locked_;  // Storages that are locked for the calls in progress.
     // True if the last `Interlude` marked the storages that its call overwrites as evicted.
     bool lent_ = false;
+    std::vector<Call*> running_;  // Calls that run now, in all threads.
 };
 
 }  // namespace rekindle

@@ -78,4 +78,10 @@ inline bool is_missing(const Value& value) noexcept {
     return !value.defined && !value.storage->dissolved && value.storage->replayable;
 }
 
+// Return true if the results that `call` has just computed must not be used: another thread
+// overwrote an input meanwhile, or removed the call.
+inline bool is_outdated(const Call& call) noexcept {
+    return call.outdated || (call.ran && !(call.replayable && call.linked));
+}
+
 }  // namespace rekindle

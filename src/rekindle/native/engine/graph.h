@@ -122,6 +122,9 @@ struct Storage : Counted<Storage> {
 
     bool consumed() const noexcept { return first_consumer != nullptr; }
 
+    // Return true if a recipe or a reference, such as one of autograd, needs the contents.
+    bool needed() const noexcept { return consumed() || references != 0; }
+
     // Return true if the storage can be restored after an eviction.
     bool restorable() const noexcept { return replayable || on_host; }
 
@@ -158,6 +161,8 @@ struct Call : Counted<Call> {
     bool linked = false;  // the outputs of the call hold it by counted references
     // The call needs workspace. `Performer::workspace` knows the size.
     bool has_workspace = false;
+    // Another thread overwrote an input while the call ran last.
+    bool outdated = false;
 
     std::span<Edge> inputs() const noexcept { return {edges, n_inputs}; }
 

@@ -1,8 +1,11 @@
 #include "recomputer.h"
 
+#include <c10/util/ScopeExit.h>
+
 #include <algorithm>
 
 #include "../../base/clock.h"
+#include "../../engine/frame.h"
 #include "../../torch/raised.h"
 #include "../slices/plan.h"
 #include "recomputing.h"
@@ -201,7 +204,11 @@ Order Recomputer::run(Recipe& recipe, bool in_place, c10::SmallVector<StoragePtr
         or_rescue(recipe, in_place, run_in_order);
     } else if (recipe.sliced()) [[unlikely]] {
         const Nanoseconds started = now_ns();
+        auto mistrust = c10::make_scope_exit([&] { forget_rows(*recipe.sliced()); });
         storages = run_again(recipe, in_place, room, call);
+        if (!is_outdated(recipe)) {
+            mistrust.release();
+        }
         const Nanoseconds time = now_ns() - started;
         const Nanoseconds once = time_once(*recipe.sliced());
         SlicedRuns& runs = registry_.observers.sliced_runs;
@@ -254,11 +261,9 @@ void Recomputer::compute_now(Call& call, bool in_place) {
     if (call.ran) {
         ++registry_.observers.recomputations;
         events_.tests.recomputed(recipe.facts);
-        // If another thread removed the recipe while the recomputation ran, nothing needs the
-        // outputs.
-        if (!call.replayable || !call.linked) {
-            return;
-        }
+    }
+    if (is_outdated(call)) {
+        return;
     }
     settle_results(recipe, storages, order);
     if (registry_.observers.audit) [[unlikely]] {

@@ -31,7 +31,7 @@ bool must_be_alone(const Recipe& recipe) {
 Recomputing::Recomputing(
     Frees& frees,
     InProgress& in_progress,
-    const Recipe& recipe,
+    Recipe& recipe,
     bool in_place,
     std::span<const StoragePtr> operands
 )

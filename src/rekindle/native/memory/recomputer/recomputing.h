@@ -31,7 +31,7 @@ public:
     Recomputing(
         Frees& frees,
         InProgress& in_progress,
-        const Recipe& recipe,
+        Recipe& recipe,
         bool in_place,
         std::span<const StoragePtr> operands
     );

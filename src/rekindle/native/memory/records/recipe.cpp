@@ -126,13 +126,18 @@ namespace {
 
 // Compute the outputs of `recipe` in slices, which need at most `room` bytes if possible.
 c10::SmallVector<StoragePtr, 2> run_in_slices(const Recipe& recipe, Bytes room, Calling calling) {
+    // Other threads may change the records while kernels run, but not this memory of theirs.
     c10::SmallVector<StoragePtr, 4> leaves;
+    c10::SmallVector<const StorageRecord*, 4> records;
     for (const Edge& edge : recipe.inputs()) {
+        records.push_back(&record_of(*edge.value->storage));
         leaves.push_back(input_storage(record_of(*edge.value->storage)));
     }
     c10::SmallVector<StoragePtr, 2> made;
     calling(leaves, [&] {
-        const auto leaf = [&](StorageRecord& record) { return record.at(); };
+        const auto leaf = [&](StorageRecord& record) {
+            return leaves[std::ranges::find(records, &record) - records.begin()];
+        };
         const SlicedCall& sliced = *recipe.sliced();
         std::optional<SlicePlan> plan = plan_of(sliced, room);
         while (made.empty()) {

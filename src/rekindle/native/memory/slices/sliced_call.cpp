@@ -51,4 +51,14 @@ Nanoseconds time_once(const SlicedCall& call) {
     return sum;
 }
 
+// NOLINTNEXTLINE(misc-no-recursion): as above
+void forget_rows(const SlicedCall& call) {
+    call.rows = {};
+    for (const SlicedArgument& each : call.arguments) {
+        if (each.call) {
+            forget_rows(*each.call);
+        }
+    }
+}
+
 }  // namespace rekindle

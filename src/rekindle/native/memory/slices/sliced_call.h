@@ -112,5 +112,7 @@ Nanoseconds cost_of(const SlicedCall& call);
 // After `call` has run, return the time in which it and the calls that it reads are computed once.
 // Calls that were counted before do not count again: whatever reads them recomputes them.
 Nanoseconds time_once(const SlicedCall& call);
+// Forget the sums of rows that `call` and the calls that it reads have computed.
+void forget_rows(const SlicedCall& call);
 
 }  // namespace rekindle
