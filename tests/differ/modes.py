@@ -20,7 +20,7 @@ from tests.pytorch.tracker import Tracker
 ROOMY = 1 << 32  #: a budget in bytes that evicts nothing
 #: What makes room in a budget: values that may be evicted, tensors that move to a file and back
 #: ("moved"), or operators that run in slices ("split").
-Evict = Literal["saved", "auto", "anything", "moved", "split"]
+Evict = Literal["saved", "auto", "anything", "moved", "split", "anything, split", "moved, split"]
 MOVED = {"evict": "anything", "swap": "1GiB"}
 SPLIT = {"split": "equal"}
 WHOLE = {"split": "never"}  #: in all modes but those: their budgets are those of whole operators
@@ -28,7 +28,12 @@ WHOLE = {"split": "never"}  #: in all modes but those: their budgets are those o
 
 def evicting(evict: Evict) -> dict[str, Any]:
     """Return the arguments of `rekindle.budget` for a way to make room."""
-    return MOVED if evict == "moved" else SPLIT if evict == "split" else {"evict": evict}
+    ways = {"moved": MOVED, "split": SPLIT}
+    return {
+        name: value
+        for way in evict.split(", ")
+        for name, value in ways.get(way, {"evict": way}).items()
+    }
 
 
 class TooLong(BaseException):

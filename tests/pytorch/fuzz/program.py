@@ -53,7 +53,7 @@ LOST_ERRORS = ("cannot be computed any more", "evicted by rekindle.budget")
 def modes(evict: Evict = "auto") -> dict[str, Mode]:
     """Return the modes in which each program runs."""
     chosen, of = evicting(evict), "" if evict == "auto" else f"{evict}, "
-    tight: Literal["tight", "creeping"] = "creeping" if evict in ("moved", "split") else "tight"
+    tight: Literal["tight", "creeping"] = "creeping" if chosen != {"evict": evict} else "tight"
     return by_name(
         Mode(f"{of}everything evicted", chosen, "roomy", everything=True, fixed=False),
         Mode(f"{of}tight", chosen, tight, fixed=False),
@@ -170,7 +170,7 @@ class Program(Judged):
         return found
 
     def known(self, found: Complaint) -> str:
-        lost = found.mode.startswith("split") and any(each in found.text for each in LOST_ERRORS)
+        lost = "split" in found.mode and any(each in found.text for each in LOST_ERRORS)
         return LOST if lost else ""
 
     def excuse(self, plain: Plain, setting: Setting, got: dict[str, Any], names: list[str]) -> str:

@@ -30,4 +30,5 @@ MODES = by_name(
     Mode("moved, everything evicted", MOVED, "roomy", everything=True),
     Mode("moved, tight", MOVED, "creeping", weight=1.5),
     Mode("split, tight", SPLIT, weight=2),
+    Mode("moved, split, tight", MOVED | SPLIT, "creeping"),
 )

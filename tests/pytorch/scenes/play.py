@@ -62,6 +62,7 @@ MODES = by_name(
     Mode("moved, everything evicted", MOVED, "roomy", everything=True, weight=1),
     Mode("moved, tight", MOVED, "creeping", weight=1.5),
     Mode("split, tight", SPLIT, "creeping", weight=1.5),
+    Mode("moved, split, tight", MOVED | SPLIT, "creeping", weight=1),
 )
 
 
