@@ -100,9 +100,10 @@ class budget:
             (or `REKINDLE_CACHE`) for later processes.
         arena: On a CPU, take PyTorch's memory from an arena that returns freed memory to the
             system, so that the process stays near the budget too. False leaves it to the C library.
-        split: What happens if an operator does not fit as a whole. "equal": with `evict="auto"`,
-            without `swap` and on a CPU, it runs in slices where that gives the same bits. So a
-            budget can be smaller than the scores of a large vocabulary. "never": `OutOfBudget`.
+        split: What happens if an operator does not fit as a whole. "equal": on a CPU, it runs in
+            slices where that gives the same bits, with `evict="anything"`, and with `evict="auto"`
+            without `swap`. So a budget can be smaller than the scores of a large vocabulary.
+            "never": `OutOfBudget`.
 
     Raises:
         InvalidBudget: `amount` is not an amount of bytes.
