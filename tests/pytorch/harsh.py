@@ -72,6 +72,7 @@ def harshest(
     *,
     policy: Policy | None = None,
     evict: Literal["saved", "auto", "anything"] = "auto",
+    split: Literal["equal", "never"] = "equal",
     resized: bool = False,
 ) -> Harsh:
     """Run `program` in plain PyTorch and within the smallest budget, and assert equal results.
@@ -90,7 +91,7 @@ def harshest(
 
     def attempt(budget: int) -> tuple[Any, Run, Watch]:
         step, watch = _built(program), Watch(resized=resized or evict != "saved")
-        with watch, rekindle.budget(budget, policy=policy, evict=evict) as run:
+        with watch, rekindle.budget(budget, policy=policy, evict=evict, split=split) as run:
             result = step()
             assert watch.peak <= budget  # after the budget all values are in memory
         return result, run, watch

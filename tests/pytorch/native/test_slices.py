@@ -62,18 +62,12 @@ def of_a_batch(scores: Tensor, words: Tensor) -> Tensor:
     return functional.cross_entropy(scores.view(4, -1, WORDS).flatten(0, 1), words)
 
 
-#: How values that variables hold leave memory. A budget slices nothing by itself with "anything".
+#: How values that variables hold leave memory.
 HELD: dict[str, dict[str, Any]] = {
     "last": {},
     "anything": {"evict": "anything"},
     "moved": {"evict": "anything", "swap": "1GiB"},
 }
-
-
-def slice_in(run: Run, held: str) -> None:
-    """Let operators of `run` run in slices, if its budget does not do so by itself."""
-    if held != "last":
-        run._driver.core.slices(run._driver.handle, True)
 
 
 @contextmanager
@@ -86,7 +80,6 @@ def kept_budget(budget: int, held: str = "last") -> Iterator[Run]:
             rekindle.budget(budget, learn=False, split="equal", **HELD[held]) as run,
             tally.of_a_budget(),
         ):
-            slice_in(run, held)
             yield run
     finally:
         assert tally.within <= budget
@@ -195,7 +188,6 @@ def test_training_below_scores_gives_equal_weights(held: str, learn: bool) -> No
     expected = trained(*drawn())
     budget = (STATE if held == "moved" else 2 * STATE) + SCORES // 2
     with rekindle.budget(budget, learn=learn, split="equal", **HELD[held]) as run:
-        slice_in(run, held)
         found = trained(*drawn())
     assert same(found, expected)
     assert run._driver.sliced

@@ -6,6 +6,7 @@ After any exception no mode or hook is left, and training continues.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Literal
 
 import pytest
@@ -239,18 +240,19 @@ def test_out_of_budget_replaced_by_library_is_raised_again(
     scripted = torch.jit.script(fourfold)
     vectors = torch.rand(WIDTH)
     wanted = scripted(vectors)
-    with pytest.raises(rekindle.OutOfBudget) as refused, rekindle.budget(9 * WIDTH, evict=evict):
+    whole = partial(rekindle.budget, evict=evict, split="never")
+    with pytest.raises(rekindle.OutOfBudget) as refused, whole(9 * WIDTH):
         scripted(vectors)
     assert isinstance(refused.value.__cause__, RuntimeError)
-    with rekindle.budget(refused.value.smallest_budget + 16 * WIDTH, evict=evict):
+    with whole(refused.value.smallest_budget + 16 * WIDTH):
         assert torch.equal(scripted(vectors), wanted)
 
     network = nn.Linear(64, 64)
     state = {name: value.double() for name, value in network.state_dict().items()}
-    with pytest.raises(rekindle.OutOfBudget) as refused, rekindle.budget(20_000, evict=evict):
+    with pytest.raises(rekindle.OutOfBudget) as refused, whole(20_000):
         network.load_state_dict(state)
     assert refused.value.smallest_budget > 20_000
-    with rekindle.budget(100_000, evict=evict):
+    with whole(100_000):
         network.load_state_dict(state)
 
 

@@ -74,7 +74,7 @@ def test_optimizer_step_before_second_backward_matches_pytorch(
 
     def attempt(budget: int) -> tuple[tuple[nn.Module, str], Run]:
         step = build()
-        with rekindle.budget(f"{budget}B", device="cpu", evict=evict) as run:
+        with rekindle.budget(f"{budget}B", device="cpu", evict=evict, split="never") as run:
             return step(), run
 
     (result, run), *_ = smallest(attempt, 1)

@@ -26,7 +26,9 @@ bool count_argument(Session& session, Locked& lock, const c10::TensorImpl& tenso
     if (record == nullptr) [[likely]] {
         return true;
     }
-    if (record->flags != 0 || (written && (record->replayable || record->needed()))) {
+    const bool needed =
+        record->replayable || record->consumed() || session.in_progress.awaits(*record);
+    if (record->flags != 0 || (written && needed)) {
         return false;
     }
     if (written && record->special.is_external() && session.sources.overlaps(*record))

@@ -70,10 +70,10 @@ Bytes clear_inside(Session& session, Bytes wanted, Bytes counted) {
 }
 
 // Return true if another thread could recompute a value from what the call writes.
-bool writes_what_is_needed(const ParsedCall& parsed, Registry& registry) {
+bool writes_what_is_needed(const ParsedCall& parsed, Session& session) {
     return std::ranges::any_of(parsed.written, [&](std::uint32_t position) {
-        const StorageRecord* record = registry.find_record(*parsed.tensors[position]);
-        return record != nullptr && record->needed();
+        const StorageRecord* record = session.registry.find_record(*parsed.tensors[position]);
+        return record != nullptr && (record->consumed() || session.in_progress.awaits(*record));
     });
 }
 
@@ -177,7 +177,7 @@ void Operation::call_until_it_fits(bool refusable) {
 // in another thread could read.
 template <class Kernel>
 void Operation::run_unlocked(Kernel&& kernel) {
-    if (facts_.is_aten && (!random().empty() || writes_what_is_needed(parsed_, session_.registry)))
+    if (facts_.is_aten && (!random().empty() || writes_what_is_needed(parsed_, session_)))
         [[unlikely]] {
         kernel();
         return;

@@ -218,12 +218,12 @@ void Operation::save_what_is_overwritten() {
             session_.events.about_to_write(*record);
             // Skip a parameter that FSDP has freed (`absent`): FSDP gathers it again by writing to
             // its storage. Its contents are compared later, when a recipe reads them.
-            if (!record->replayable && !record->absent && record->needed()) {
+            if (!record->replayable && record->consumed() && !record->absent) {
                 rare().fixed.push_back(record);
-                if (record->consumed()) {
-                    session_.sources.forget(*record);
-                    saved = true;
-                }
+                session_.sources.forget(*record);
+                saved = true;
+            } else if (session_.in_progress.awaits(*record)) [[unlikely]] {
+                rare().fixed.push_back(record);
             }
             if (record->special.is_external() && session_.sources.save_overlapping(*record))
                 [[unlikely]] {

@@ -173,7 +173,9 @@ Bytes SlicedOperation::bytes_of_results() const {
 }
 
 SlicedOperation::~SlicedOperation() {
+    std::vector<const StorageRecord*>& awaited = session_.in_progress.awaited;
     for (StorageRecord* each : retained_) {
+        awaited.erase(std::ranges::find(awaited, each));
         session_.registry.free_queue.released(*each);
     }
 }
@@ -186,6 +188,7 @@ void SlicedOperation::retain_leaves(const SlicedCall& sliced) {
     for (StorageRecord* each : leaves) {
         if (std::ranges::find(retained_, each) == retained_.end()) {
             retained_.push_back(each);
+            session_.in_progress.awaited.push_back(each);
             session_.storages.retain(*each, each->at());
             hold(static_cast<Storage&>(*each));
         }

@@ -122,9 +122,6 @@ struct Storage : Counted<Storage> {
 
     bool consumed() const noexcept { return first_consumer != nullptr; }
 
-    // Return true if a recipe or a reference, such as one of autograd, needs the contents.
-    bool needed() const noexcept { return consumed() || references != 0; }
-
     // Return true if the storage can be restored after an eviction.
     bool restorable() const noexcept { return replayable || on_host; }
 

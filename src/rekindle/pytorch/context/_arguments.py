@@ -126,11 +126,10 @@ class Arguments:
     def runs_in_slices(self, device: torch.device) -> bool:
         """Return True if operators that do not fit may run in slices: only on a CPU.
 
-        A tensor that the program's variables hold may then have no memory. With `evict="anything"`
-        nothing runs in slices: if several threads share a budget, a recomputation may then read the
-        record of a storage that was freed.
+        A tensor that the program's variables hold may then have no memory.
         """
-        return self.split == "equal" and self.evicts_held_last and device.type == "cpu"
+        holds = self.evicts_held_last or self.evict == "anything"
+        return self.split == "equal" and holds and device.type == "cpu"
 
     def host(self, device: torch.device) -> HostMemory | None:
         """Return the host memory for swapped values, or None without `swap`."""

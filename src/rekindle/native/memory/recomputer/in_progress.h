@@ -1,9 +1,13 @@
 // Counts of what runs within the budget now, in all threads of the program.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <vector>
 
 namespace rekindle {
+
+struct StorageRecord;
 
 // The values that the program's variables hold, while other code may read any of them. Implemented
 // in held.h.
@@ -48,6 +52,14 @@ struct InProgress final {
     int reading_anything = 0;
     int observed = 0;            // running operators whose side effects are observed (`Effects`)
     HeldValues* held = nullptr;  // told of operators that read anything; set once
+    // Records that operators in slices are about to read. The engine's graph does not know of these
+    // operators yet.
+    std::vector<const StorageRecord*> awaited;
+
+    // Return true if an operator in slices is about to read `record`.
+    bool awaits(const StorageRecord& record) const noexcept {
+        return std::ranges::find(awaited, &record) != awaited.end();
+    }
 };
 
 }  // namespace rekindle
