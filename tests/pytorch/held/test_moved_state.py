@@ -222,6 +222,14 @@ def test_lists_of_optimizer_run_in_parts_within_budget(
     assert differing(everything((got, task.left())), everything((wanted, plain.left()))) == []
 
 
+def test_list_whose_last_tensor_has_all_bytes_runs_as_a_whole(tmp_path: Path) -> None:
+    large = torch.rand(TIGHT // 4 * 2 // 3)
+    expected = large * 2
+    with moving(tmp_path):
+        torch._foreach_mul_([torch.empty(0), torch.empty(0), large], 2)
+    assert torch.equal(large, expected)
+
+
 def test_step_of_unknown_optimizer_with_moved_state_is_equal(tmp_path: Path) -> None:
     class Momentum(torch.optim.SGD):
         """An optimizer that Rekindle does not know, so that its steps are undone if they fail."""
