@@ -148,3 +148,26 @@ def test_write_through_data_of_inference_tensor_matches_pytorch() -> None:
     assert torch.equal(y, (x + 1) * 2)
     assert all(torch.equal(each, x.sin()) for each in made)
     assert run.evictions > 0
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_attention_to_itself_is_recomputed_with_equal_bits(apart: bool) -> None:
+    """The kernel makes one product if query, key and value are the same object, else three."""
+
+    def attended(x: Tensor) -> Tensor:
+        operands = (x.clone(), x.clone(), x.clone()) if apart else (x, x, x)
+        return torch._native_multi_head_attention(
+            *operands, 8, 2, weight, bias, last, last_bias, None, False
+        )[0]
+
+    torch.manual_seed(645)
+    x = torch.randn(64, 16, 8)
+    weight, bias, last, last_bias = (torch.rand(size) for size in ((24, 8), 24, (8, 8), 8))
+    expected = attended(x * 2).clone()
+    with rekindle.budget("512KiB", evict="anything") as run:
+        found = attended(x * 2)
+        torch.ones(115 << 10)
+        before = run.recomputations
+        found = found.clone()
+        assert run.recomputations > before
+    assert torch.equal(found, expected)
