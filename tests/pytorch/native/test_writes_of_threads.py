@@ -34,7 +34,7 @@ class Other:
         self._work = work
         self._due = threading.Event()
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run)
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     @property
