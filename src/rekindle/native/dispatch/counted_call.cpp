@@ -26,9 +26,8 @@ bool count_argument(Session& session, Locked& lock, const c10::TensorImpl& tenso
     if (record == nullptr) [[likely]] {
         return true;
     }
-    const bool needed =
-        record->replayable || record->consumed() || session.in_progress.awaits(*record);
-    if (record->flags != 0 || (written && needed)) {
+    if (record->flags != 0 ||
+        (written && (record->replayable || session.in_progress.may_read(*record)))) {
         return false;
     }
     if (written && record->special.is_external() && session.sources.overlaps(*record))

@@ -69,11 +69,14 @@ Bytes clear_inside(Session& session, Bytes wanted, Bytes counted) {
     return room_inside(session) + counted;
 }
 
-// Return true if another thread could recompute a value from what the call writes.
-bool writes_what_is_needed(const ParsedCall& parsed, Session& session) {
-    return std::ranges::any_of(parsed.written, [&](std::uint32_t position) {
-        const StorageRecord* record = session.registry.find_record(*parsed.tensors[position]);
-        return record != nullptr && (record->consumed() || session.in_progress.awaits(*record));
+// Return true if another thread could recompute a value from what the call writes. `inputs` is
+// empty if the operator is only counted: it then writes nothing of the kind.
+bool writes_what_is_needed(
+    const ParsedCall& parsed, std::span<const Ref<Storage>> inputs, const InProgress& in_progress
+) {
+    return !inputs.empty() && std::ranges::any_of(parsed.written, [&](std::uint32_t position) {
+        const Ref<Storage>& each = inputs[position];
+        return each && in_progress.may_read(record_of(*each));
     });
 }
 
@@ -177,7 +180,8 @@ void Operation::call_until_it_fits(bool refusable) {
 // in another thread could read.
 template <class Kernel>
 void Operation::run_unlocked(Kernel&& kernel) {
-    if (facts_.is_aten && (!random().empty() || writes_what_is_needed(parsed_, session_)))
+    if (facts_.is_aten &&
+        (!random().empty() || writes_what_is_needed(parsed_, inputs_, session_.in_progress)))
         [[unlikely]] {
         kernel();
         return;

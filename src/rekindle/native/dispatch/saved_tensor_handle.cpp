@@ -126,7 +126,6 @@ void SavedTensorHandle::refer_to(
     Session& session, StorageRecord& record, const c10::TensorImpl& tensor
 ) {
     session.storages.retain(record, storage_of(tensor));
-    hold(static_cast<Storage&>(record));
     record_ = &record;
     session.sources.note_shared_version_counter(tensor);
     record.find_version_counter(tensor);

@@ -190,7 +190,6 @@ void SlicedOperation::retain_leaves(const SlicedCall& sliced) {
             retained_.push_back(each);
             session_.in_progress.awaited.push_back(each);
             session_.storages.retain(*each, each->at());
-            hold(static_cast<Storage&>(*each));
         }
     }
 }

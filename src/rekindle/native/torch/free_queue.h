@@ -35,7 +35,8 @@ public:
 
     bool any() const noexcept { return any_.load(std::memory_order_acquire); }
 
-    // Add `record` to the queue, because a saved-tensor handle that refers to it was destroyed.
+    // Add `record` to the queue, because a reference to it has ended, as that of a saved-tensor
+    // handle.
     void released(StorageRecord& record);
     // Move all queued entries to the end of `addresses` and `records`.
     void take(std::vector<const void*>& addresses, std::vector<StorageRecord*>& records);

@@ -128,8 +128,8 @@ class Arguments:
 
         A tensor that the program's variables hold may then have no memory.
         """
-        holds = self.evicts_held_last or self.evict == "anything"
-        return self.split == "equal" and holds and device.type == "cpu"
+        held = self.evicts_held_last or self.evict == "anything"
+        return self.split == "equal" and held and device.type == "cpu"
 
     def host(self, device: torch.device) -> HostMemory | None:
         """Return the host memory for swapped values, or None without `swap`."""

@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <vector>
 
-namespace rekindle {
+#include "../records/storage_record.h"
 
-struct StorageRecord;
+namespace rekindle {
 
 // The values that the program's variables hold, while other code may read any of them. Implemented
 // in held.h.
@@ -59,6 +59,11 @@ struct InProgress final {
     // Return true if an operator in slices is about to read `record`.
     bool awaits(const StorageRecord& record) const noexcept {
         return std::ranges::find(awaited, &record) != awaited.end();
+    }
+
+    // Return true if a recomputation or an operator in slices may read `record`.
+    bool may_read(const StorageRecord& record) const noexcept {
+        return record.consumed() || awaits(record);
     }
 };
 

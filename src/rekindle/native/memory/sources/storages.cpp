@@ -142,6 +142,7 @@ void Storages::retain(StorageRecord& record, const StoragePtr& storage_impl) {
         record.keeper = storage_impl;
     }
     engine_.retain(record);
+    hold(static_cast<Storage&>(record));
 }
 
 }  // namespace rekindle

@@ -66,7 +66,8 @@ public:
     // a recipe. Return the record of the new version, which has no recipe, because the write cannot
     // be repeated.
     StorageRecord& record_external_write(StorageRecord& before);
-    // Add a reference of autograd to `record`, and keep its memory alive by holding `storage_impl`.
+    // Add a reference to `record`, such as one of autograd, and keep its memory alive by holding
+    // `storage_impl`. `FreeQueue::released` removes the reference.
     void retain(StorageRecord& record, const StoragePtr& storage_impl);
 
 private:
