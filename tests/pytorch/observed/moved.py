@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -76,11 +76,17 @@ def step_of(program: Program, optimizer: str) -> tuple[nn.Module, Callable[[], N
     return model, step
 
 
-def trained(program: Program, optimizer: str, budget: int, folder: Path) -> Run:
+def trained(
+    program: Program,
+    optimizer: str,
+    budget: int,
+    folder: Path,
+    split: Literal["equal", "never"] = "equal",
+) -> Run:
     """Train for two steps within a budget in which state may move to a file in `folder`."""
     _, step = step_of(program, optimizer)
     with rekindle.budget(
-        budget, evict="anything", swap="1GiB", swap_directory=folder, cache=False
+        budget, evict="anything", swap="1GiB", swap_directory=folder, cache=False, split=split
     ) as run:
         step()
         step()

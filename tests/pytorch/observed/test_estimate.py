@@ -232,7 +232,7 @@ def test_estimated_budget_suffices_if_state_moves(
     assert swapped is not None
     assert swapped.host_peak <= estimate.host
     with pytest.raises(rekindle.OutOfBudget):
-        trained(program, optimizer, int(budget / 1.25), tmp_path)
+        trained(program, optimizer, int(budget / 1.25), tmp_path, split="never")
 
 
 def test_estimate_without_swap_names_no_budget_for_moved_state() -> None:

@@ -163,7 +163,8 @@ def estimate(
             a model on "meta".
         swap: As for `rekindle.budget`. The estimate then has the smallest budget for
             `evict="anything"` and `swap=`, with workspaces of operators. To find it, the step runs
-            once more.
+            once more. On a CPU, operators in slices may need less, which only `rekindle.profile`
+            measures.
 
     Returns:
         An `Estimate`, with the peak of each phase by category.
