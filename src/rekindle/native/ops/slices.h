@@ -7,6 +7,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -19,27 +20,39 @@ inline constexpr int UNSLICED = -1;  // in place of an axis: all of the argument
 // The axis along which each tensor argument of a call is sliced, or `UNSLICED`.
 using ArgumentAxes = c10::SmallVector<int, 6>;
 
+// Guards what threads learn while they compute slices: results of trials, possible slices, times,
+// and sums of rows. Held for a moment, never while a kernel runs or another mutex is taken.
+inline std::mutex slices_mutex;
+
 // What the trials of one signature have shown, for each axis of its result.
 class SliceTrials final {
 public:
     // Return true if slices of `length` positions along `axis` need no trial: shorter ones and
     // longer ones gave equal bits.
-    bool is_tried(int axis, std::int64_t length) const noexcept {
+    bool is_tried(int axis, std::int64_t length) const {
+        const std::scoped_lock lock(slices_mutex);
         return axis < AXES && equal_[static_cast<std::size_t>(axis)].has(length);
     }
 
     // Record that slices of `least` to `most` positions along `axis` gave equal bits.
-    void passed(int axis, std::int64_t least, std::int64_t most) noexcept {
+    void passed(int axis, std::int64_t least, std::int64_t most) {
+        const std::scoped_lock lock(slices_mutex);
         if (axis < AXES) {
             equal_[static_cast<std::size_t>(axis)].add(least, most);
         }
     }
 
     // Return true if slices along one of `axes`, bits of a mask, gave other bits.
-    bool have_failed(std::uint32_t axes) const noexcept { return (unequal_ & axes) != 0; }
+    bool have_failed(std::uint32_t axes) const {
+        const std::scoped_lock lock(slices_mutex);
+        return (unequal_ & axes) != 0;
+    }
 
     // Record that slices along `axes`, bits of a mask, gave other bits.
-    void failed(std::uint32_t axes) noexcept { unequal_ |= axes; }
+    void failed(std::uint32_t axes) {
+        const std::scoped_lock lock(slices_mutex);
+        unequal_ |= axes;
+    }
 
 private:
     struct Lengths final {

@@ -206,17 +206,6 @@ namespace {
 
 constexpr std::int64_t BLOCK = 64;  // at least two vector registers of any dtype
 
-bool is_contiguous(const Geometry& geometry) {
-    std::int64_t stride = 1;
-    for (std::size_t i = geometry.sizes.size(); i-- > 0;) {
-        if (geometry.sizes[i] != 1 && geometry.strides[i] != stride) {
-            return false;
-        }
-        stride *= geometry.sizes[i];
-    }
-    return true;
-}
-
 // Return which slices along `axis`, with one position on each axis in `fixed`, consist of whole
 // blocks of elements, in each thread's share too; none if the whole does not.
 std::optional<Grain> grain_of_blocks(
@@ -227,10 +216,10 @@ std::optional<Grain> grain_of_blocks(
     std::uint32_t fixed
 ) {
     const auto has_order = [&](const Geometry& each) {
-        return each.numel() == 1 || (each.sizes == whole.sizes && is_contiguous(each));
+        return each.numel() == 1 || (each.sizes == whole.sizes && each.is_contiguous());
     };
     // Other memory orders have other kernels, and those of slices may have another order.
-    if (!is_contiguous(whole) || !std::ranges::all_of(arguments, has_order)) {
+    if (!whole.is_contiguous() || !std::ranges::all_of(arguments, has_order)) {
         return {};
     }
     constexpr std::int64_t share = 32768;  // at::internal::GRAIN_SIZE
@@ -327,6 +316,24 @@ std::optional<Grain> grain_of_rows(
     return grain_of_columns(beside);
 }
 
+// Return false if a reduction sums columns, and these do not lie side by side: columns are
+// positions of axes that are not `reduced`, with smaller strides than one that is.
+bool has_adjacent_columns(const Geometry& input, const std::vector<bool>& reduced) {
+    std::int64_t nearest = 0;   // smallest stride of an axis that is not reduced
+    std::int64_t farthest = 0;  // largest stride of an axis that is reduced
+    for (std::size_t i = 0; i < reduced.size(); ++i) {
+        if (input.sizes[i] == 1) {
+            continue;
+        }
+        if (reduced[i]) {
+            farthest = std::max(farthest, input.strides[i]);
+        } else {
+            nearest = nearest == 0 ? input.strides[i] : std::min(nearest, input.strides[i]);
+        }
+    }
+    return nearest == 1 || farthest <= nearest;
+}
+
 // A sum of columns computes blocks of columns, and what is left over in another order. A slice with
 // a single position has one axis fewer to the kernel, which may then choose another order. If the
 // axis lies within another one, the kernel takes the columns of both as one row of columns, but not
@@ -348,6 +355,11 @@ std::optional<Grain> grain_of_reduction(const Geometry& input, const Slicing& sl
         is_column = is_column || (reduced[i] && outside);
         is_within = is_within || (!reduced[i] && outside);
         beside *= reduced[i] || outside || i == own ? 1 : input.sizes[i];
+    }
+    // Each thread sums a share of the columns. Only if columns lie side by side, shares consist of
+    // whole blocks; else what is left over of each share is summed in another order.
+    if (slicing.threads > 1 && !has_adjacent_columns(input, reduced)) {
+        return {};
     }
     if (!is_column) {
         return Grain{1, 2};
@@ -393,6 +405,11 @@ bool has_slices(const Facts& facts, const c10::OperatorHandle& op) {
     return rule_of(facts, op) != Rule::none;
 }
 
+bool has_targets(const Geometry& geometry) {
+    const c10::ScalarType type = geometry.dtype.toScalarType();
+    return type == c10::ScalarType::Long || type == c10::ScalarType::Byte;
+}
+
 bool reads_only_shape(const Facts& facts, std::size_t index) {
     return facts.name == "aten::_unsafe_view" ||
            (index == 1 && facts.name == "aten::nll_loss_backward");
@@ -401,6 +418,16 @@ bool reads_only_shape(const Facts& facts, std::size_t index) {
 namespace {
 
 using Axes = std::optional<ArgumentAxes>;
+
+// Return true if the operator raises an error for some numbers: whole numbers divided by 0. In
+// slices the error would come later, where something reads the result.
+bool may_raise(const Facts& facts, const Geometry& result) {
+    constexpr std::array<std::string_view, 4> divisions{
+        "aten::div", "aten::floor_divide", "aten::fmod", "aten::remainder"
+    };
+    return !is_floating(result) &&
+           std::ranges::find(divisions, std::string_view(facts.name)) != divisions.end();
+}
 
 Axes axes_of_pointwise(std::span<const Geometry> arguments, const Geometry& result, int axis) {
     ArgumentAxes axes;
@@ -438,7 +465,7 @@ Axes axes_of_rows(
 Axes axes_of_loss(Rule rule, std::span<const Geometry> arguments, int axis) {
     ArgumentAxes axes(arguments.size(), UNSLICED);
     const std::size_t scores = rule == Rule::losses ? 0 : 1;
-    if (axis != 0 || arguments[scores].sizes.size() != 2) {
+    if (axis != 0 || arguments[scores].sizes.size() != 2 || !has_targets(arguments[scores + 1])) {
         return {};
     }
     axes[scores] = axes[scores + 1] = 0;
@@ -530,7 +557,7 @@ Joining joining_of(
     std::span<const c10::IValue> given,
     const Geometry& result
 ) {
-    if (named_rule(facts) != Rule::joined || !is_contiguous(result)) {
+    if (named_rule(facts) != Rule::joined || !result.is_contiguous()) {
         return {};
     }
     return given[0].isTensor() ? joining_with_zeros(given, result)
@@ -576,7 +603,8 @@ std::optional<ArgumentAxes> axes_of_arguments(
         case Rule::none:
             return {};
         case Rule::pointwise:
-            return axes_of_pointwise(arguments, result, axis);
+            return may_raise(facts, result) ? std::nullopt
+                                            : axes_of_pointwise(arguments, result, axis);
         case Rule::rows:
             return axes_of_rows(facts, arguments, given, result, axis);
         case Rule::losses:
@@ -589,7 +617,8 @@ std::optional<ArgumentAxes> axes_of_arguments(
             return axes_of_first(arguments, unreduced_axis(given, arguments[0], result, axis));
         case Rule::norm: {
             const auto normalized = static_cast<int>(given[1].toIntVector().size());
-            const bool is_row = axis < n - normalized;
+            // The meta kernel gives statistics of lower precisions another dtype than the kernel.
+            const bool is_row = axis < n - normalized && result.dtype.itemsize() >= sizeof(float);
             return axes_of_first(arguments, is_row ? std::optional(axis) : std::nullopt);
         }
         case Rule::embedding:

@@ -77,6 +77,8 @@ Upsampling upsampling_of(
     std::span<const c10::IValue> given,
     const Geometry& result
 );
+// Return true if the kernels of losses accept `geometry` as that of the targets.
+bool has_targets(const Geometry& geometry);
 // Return true if the operator, when it runs in slices, reads only the shape of its tensor argument
 // `index`.
 bool reads_only_shape(const Facts& facts, std::size_t index);

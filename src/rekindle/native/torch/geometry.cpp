@@ -66,6 +66,17 @@ Bytes Geometry::nbytes() const noexcept {
     return numel() * static_cast<Bytes>(dtype.itemsize());
 }
 
+bool Geometry::is_contiguous() const noexcept {
+    std::int64_t stride = 1;
+    for (std::size_t i = sizes.size(); i-- > 0;) {
+        if (sizes[i] != 1 && strides[i] != stride) {
+            return false;
+        }
+        stride *= sizes[i];
+    }
+    return true;
+}
+
 Bytes Geometry::reach() const noexcept {
     std::int64_t last = offset;
     for (std::size_t i = 0; i < sizes.size(); ++i) {

@@ -35,6 +35,8 @@ struct Geometry final {
     at::Tensor in(const c10::intrusive_ptr<c10::StorageImpl>& storage_impl) const;
     std::int64_t numel() const noexcept;
     Bytes nbytes() const noexcept;
+    // Return true if the elements lie side by side in the order of the axes, from any offset.
+    bool is_contiguous() const noexcept;
     // Return the bytes from the start of the storage to the end of the tensor's last element.
     Bytes reach() const noexcept;
 };

@@ -208,6 +208,8 @@ Order Recomputer::run(Recipe& recipe, bool in_place, c10::SmallVector<StoragePtr
         storages = run_again(recipe, in_place, room, call);
         if (!is_outdated(recipe)) {
             mistrust.release();
+            // the budget does not count them
+            forget_rows(*recipe.sliced(), engine_.budget / SMALL_SHARE);
         }
         const Nanoseconds time = now_ns() - started;
         const Nanoseconds once = time_once(*recipe.sliced());

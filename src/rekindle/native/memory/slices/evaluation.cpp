@@ -16,6 +16,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <mutex>
 #include <utility>
 
 #include "../../base/clock.h"
@@ -93,14 +94,23 @@ c10::IValue constant(const SlicedCall& call, std::size_t position) {
 // Return `part`, a slice of argument `index` of `call`, without gaps if the argument has none:
 // kernels of pointwise operators (GELU's, for one) compute memory with gaps in another way.
 at::Tensor without_gaps(const SlicedCall& call, std::size_t index, const at::Tensor& part) {
-    const bool whole = call.slicing().blockwise && is_dense(call.signature->geometries[index]);
+    const bool whole =
+        call.slicing().blockwise && call.signature->geometries[index].is_contiguous();
     return whole ? part.contiguous() : part;
 }
 
-// Return `targets` in 64 bits, with `IGNORED` for rows that have no loss.
-at::Tensor usual_targets(const at::Tensor& targets, std::int64_t ignored) {
+// Return `targets` of a loss over `classes` in 64 bits, with `IGNORED` for rows that have no loss:
+// those whose target is `ignored`. Raise the kernel's error for other targets that are no class.
+at::Tensor usual_targets(const at::Tensor& targets, std::int64_t ignored, std::int64_t classes) {
     const at::Tensor wide = targets.to(at::kLong);
-    return ignored == IGNORED ? wide : at::where(wide.eq(ignored), IGNORED, wide);
+    const at::Tensor without = wide.eq(ignored);
+    const at::Tensor wrong =
+        wide.lt(0).logical_or_(wide.ge(classes)).logical_and_(without.logical_not());
+    if (wrong.any().item<bool>()) {
+        const auto target = wide.masked_select(wrong)[0].item<std::int64_t>();
+        TORCH_CHECK_INDEX(false, "Target ", target, " is out of bounds.");
+    }
+    return at::where(without, IGNORED, wide);
 }
 
 }  // namespace
@@ -113,11 +123,15 @@ std::vector<at::Tensor> Evaluation::run_kernel(
     if (box.empty() || box.back().axis != upsampling.axis) {
         return run_kernel(call, std::move(arguments));
     }
+    const std::optional<double> scale = constant(call, 2).toOptional<double>();
+    if (scale && *scale != static_cast<double>(upsampling.factor)) {
+        refuse_all(call);  // the factor of another call with this signature, for the same sizes
+    }
     const Range& range = box.back();
     const at::Tensor made = at::upsample_nearest2d(
         arguments[0],
         {upsampling.factor * arguments[0].size(upsampling.axis), call.result().sizes.back()},
-        constant(call, 2).toOptional<double>(),
+        scale,
         constant(call, 3).toOptional<double>()
     );
     return {made.narrow(upsampling.axis, range.begin % upsampling.factor, range.length())};
@@ -144,9 +158,19 @@ std::vector<at::Tensor> Evaluation::run(const SlicedCall& call, const Box& box) 
     const Nanoseconds began = now_ns();
     const Nanoseconds before = std::exchange(inside_, 0);
     std::vector<at::Tensor> results = compute(call, box);
+    for (std::size_t i = 0; i < results.size(); ++i) {
+        if (results[i].dtype() != call.slicing().results[i].dtype) {
+            refuse_all(
+                call
+            );  // the meta kernel, from which the geometry is, differs from the kernel
+        }
+    }
     const Nanoseconds elapsed = now_ns() - began;
-    call.time.spent += std::max<Nanoseconds>(0, elapsed - inside_);
-    call.time.elements += results[0].numel();
+    {
+        const std::scoped_lock lock(slices_mutex);
+        call.time.spent += std::max<Nanoseconds>(0, elapsed - inside_);
+        call.time.elements += results[0].numel();
+    }
     inside_ = before + elapsed;
     return results;
 }
@@ -214,6 +238,9 @@ at::Tensor Evaluation::argument(const SlicedCall& call, std::size_t index, const
         refuse_all(*source.call);
     }
     const at::Tensor made = slice(*source.call, *wanted);
+    if (box.empty()) {
+        return part.in(storage_of(*made.unsafeGetTensorImpl()));  // maybe a view as another dtype
+    }
     return compacted(part, *wanted).in(storage_of(*made.unsafeGetTensorImpl()));
 }
 
@@ -279,30 +306,31 @@ void Evaluation::try_pieces(
     }
     const std::int64_t n = range.length();
     const Grain grain = kernel_grain(call, range.axis, outer_axes(box)).value_or(Grain());
-    const std::int64_t most = (n + pieces - 1) / pieces;
-    const std::int64_t length = (most + grain.unit - 1) / grain.unit * grain.unit;
     std::int64_t shortest = n;
-    each_block(n, length, grain.unit, [&](std::int64_t begin, std::int64_t end) {
-        shortest = std::min(shortest, end - begin);
-        const Range piece{range.axis, range.begin + begin, range.begin + end};
-        std::vector<at::Tensor> parts;
-        for (std::size_t i = 0; i < arguments.size(); ++i) {
-            at::Tensor part = arguments[i];
-            if (const std::optional<Range> own = range_of_argument(call, i, piece)) {
-                const std::int64_t before = range_of_argument(call, i, range)->begin;
-                part = part.narrow(own->axis, own->begin - before, own->length());
+    each_block(
+        n, piece_length(call, box, pieces), grain.unit, [&](std::int64_t begin, std::int64_t end) {
+            shortest = std::min(shortest, end - begin);
+            const Range piece{range.axis, range.begin + begin, range.begin + end};
+            std::vector<at::Tensor> parts;
+            for (std::size_t i = 0; i < arguments.size(); ++i) {
+                at::Tensor part = arguments[i];
+                if (const std::optional<Range> own = range_of_argument(call, i, piece)) {
+                    const std::int64_t before = range_of_argument(call, i, range)->begin;
+                    part = part.narrow(own->axis, own->begin - before, own->length());
+                }
+                parts.push_back(without_gaps(call, i, part));
             }
-            parts.push_back(without_gaps(call, i, part));
-        }
-        const std::vector<at::Tensor> again = run_kernel(call, {piece}, std::move(parts));
-        for (std::size_t i = 0; i < again.size(); ++i) {
-            const bool has_axis = range.axis < results[i].dim() && results[i].size(range.axis) == n;
-            if (has_axis &&
-                !has_equal_bits(results[i].narrow(range.axis, begin, end - begin), again[i])) {
-                refuse(call, range.axis);
+            const std::vector<at::Tensor> again = run_kernel(call, {piece}, std::move(parts));
+            for (std::size_t i = 0; i < again.size(); ++i) {
+                const bool has_axis =
+                    range.axis < results[i].dim() && results[i].size(range.axis) == n;
+                if (has_axis &&
+                    !has_equal_bits(results[i].narrow(range.axis, begin, end - begin), again[i])) {
+                    refuse(call, range.axis);
+                }
             }
         }
-    });
+    );
     trials_of(call).passed(range.axis, shortest, n);
 }
 
@@ -385,12 +413,11 @@ at::Tensor Evaluation::columns_of_rows(const SlicedCall& call, const Range& rang
 
 // NOLINTNEXTLINE(misc-no-recursion): as above
 at::Tensor Evaluation::columns_of_log_softmax(const SlicedCall& call, const Range& range) {
-    find_rows(call, range);
+    const RowSums sums = find_rows(call, range);
     std::vector<std::int64_t> sizes(call.result().sizes.begin(), call.result().sizes.end());
     sizes.back() = 1;
-    at::Tensor found = argument(call, 0, {range})
-                           .sub(call.rows.largest.view(sizes))
-                           .sub_(call.rows.logarithm.view(sizes));
+    at::Tensor found =
+        argument(call, 0, {range}).sub(sums.largest.view(sizes)).sub_(sums.logarithm.view(sizes));
     compare_with_rows(call, range, found);
     return found;
 }
@@ -401,7 +428,8 @@ at::Tensor Evaluation::columns_of_log_softmax(const SlicedCall& call, const Rang
 at::Tensor Evaluation::columns_from_loss(const SlicedCall& call, const Range& range) {
     const std::int64_t n = range.length();
     const at::Tensor gradient = argument(call, 0, {});
-    const at::Tensor targets = usual_targets(argument(call, 2, {}), constant(call, 5).toInt());
+    const at::Tensor targets =
+        usual_targets(argument(call, 2, {}), constant(call, 5).toInt(), call.result().sizes.back());
     const at::Tensor total = argument(call, 3, {});
     const at::Tensor inside = targets.ge(range.begin).logical_and_(targets.lt(range.end));
     const at::Tensor here =
@@ -425,7 +453,7 @@ void Evaluation::note_rows(
     const std::int64_t rows = whole.numel() / width;
     Geometry part = narrowed(whole, box);
     const std::int64_t first = std::exchange(part.offset, 0) / width;
-    RowSums& sums = call.rows;
+    RowSums& sums = sums_of(call);
     // Slices may overlap, because kernels compute no fewer rows than they need for equal bits.
     const std::int64_t n = part.numel() / width;
     if (!is_dense(part) || first > sums.known || first + n <= sums.known) {
@@ -440,16 +468,31 @@ void Evaluation::note_rows(
     sums.largest.narrow(0, first, n).copy_(largest.reshape({n}));
     sums.logarithm.narrow(0, first, n).copy_(result.gather(-1, where).neg_().reshape({n}));
     sums.known = first + n;
+    if (sums.known == rows) {
+        const std::scoped_lock lock(slices_mutex);
+        call.rows = sums;
+    }
 }
 
-// Compute the rows whose sums are not known yet, in slices that need no more bytes than the columns
-// `range`.
-// NOLINTNEXTLINE(misc-no-recursion): as above
-void Evaluation::find_rows(const SlicedCall& call, const Range& range) {
+// Return the sums of rows that this evaluation knows. Those of another one are shared once they are
+// complete, and do not change any more.
+RowSums& Evaluation::sums_of(const SlicedCall& call) {
+    RowSums& sums = sums_[&call];
+    if (sums.known == 0) {
+        const std::scoped_lock lock(slices_mutex);
+        sums = call.rows;
+    }
+    return sums;
+}
+
+// Return the sums of all rows. Compute the rows if the sums are not known yet, in slices that need
+// no more bytes than the columns `range`. NOLINTNEXTLINE(misc-no-recursion): as above
+RowSums Evaluation::find_rows(const SlicedCall& call, const Range& range) {
     const int last = range.axis;
     const std::int64_t n = rows_of(call, last).sizes[0];
-    if (call.rows.known != n) {
-        call.rows = {};
+    RowSums& sums = sums_of(call);
+    if (sums.known != n) {
+        sums = {};
         each_block(
             n,
             rows_at_once(call, last, bytes_of(call, {range})),
@@ -459,23 +502,19 @@ void Evaluation::find_rows(const SlicedCall& call, const Range& range) {
         );
     }
     // The kernel gives NaN another sign than the columns have.
-    if (call.rows.known != n || call.rows.logarithm.isnan().any().item<bool>()) {
+    if (sums.known != n || sums.logarithm.isnan().any().item<bool>()) {
         refuse(call, last);
     }
+    return sums;
 }
 
 std::vector<at::Tensor> Evaluation::gather_losses(const SlicedCall& call, const SlicePlan& plan) {
     const ReplayDispatchGuard guard(false);
     const Geometry& losses = call.signature->geometries[0];
     const std::int64_t n = losses.sizes[0];
-    const at::Tensor targets = usual_targets(argument(call, 1, {}), constant(call, 4).toInt());
+    const at::Tensor targets =
+        usual_targets(argument(call, 1, {}), constant(call, 4).toInt(), losses.sizes[1]);
     const at::Tensor ignored = targets.eq(IGNORED);
-    const at::Tensor wrong =
-        targets.lt(0).logical_or_(targets.ge(losses.sizes[1])).logical_and_(ignored.logical_not());
-    if (wrong.any().item<bool>()) {
-        const auto target = targets.masked_select(wrong)[0].item<std::int64_t>();
-        TORCH_CHECK_INDEX(false, "Target ", target, " is out of bounds.");
-    }
     const at::Tensor columns = at::where(ignored, 0, targets).unsqueeze(1);
     at::Tensor gathered;
     each_block(n, plan.length, plan.unit, [&](std::int64_t begin, std::int64_t end) {

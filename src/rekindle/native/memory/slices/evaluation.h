@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <map>
 #include <optional>
 #include <span>
 #include <vector>
@@ -55,7 +56,8 @@ private:
     void note_rows(
         const SlicedCall& call, const Box& box, const at::Tensor& input, const at::Tensor& result
     );
-    void find_rows(const SlicedCall& call, const Range& range);
+    RowSums& sums_of(const SlicedCall& call);
+    RowSums find_rows(const SlicedCall& call, const Range& range);
     void try_pieces(
         const SlicedCall& call,
         const Box& box,
@@ -65,6 +67,7 @@ private:
     void compare_with_rows(const SlicedCall& call, const Range& range, const at::Tensor& found);
 
     LeafStorage leaf_;
+    std::map<const SlicedCall*, RowSums> sums_;  // those that this evaluation knows
     Nanoseconds inside_ = 0;  // time of the calls that the running call has read so far
 };
 

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <functional>
+#include <mutex>
 #include <numeric>
 #include <string_view>
 #include <utility>
@@ -58,6 +60,9 @@ std::optional<Grain> grain_of_view(
     const SlicedCall& made, const Geometry& view, int axis, AxisMask fixed
 ) {
     const Geometry& whole = made.result();
+    if (view.dtype.itemsize() != whole.dtype.itemsize()) {
+        return {};  // a view as another dtype counts other elements
+    }
     Box box = first_of(fixed);
     box.push_back({axis, 0, 1});
     const std::optional<Slice> first = slice_of(view, box, whole.numel());
@@ -285,7 +290,7 @@ SliceWay way_of(const SlicedCall& call, const Box& box) {
 
 namespace {
 
-std::int64_t failed_trials = 0;
+std::atomic<std::int64_t> failed_trials = 0;
 
 // Return true if argument `index` of `call` is all of the result of another call, in its own order.
 bool is_whole_result(const SlicedCall& call, std::size_t index) {
@@ -313,7 +318,8 @@ bool has_columns(const SlicedCall& call, int axis) {
         return false;
     }
     if (is_called(call, "aten::nll_loss_backward")) {
-        return signature.geometries.size() == 4;  // no weights of the classes
+        // no weights of the classes
+        return signature.geometries.size() == 4 && has_targets(signature.geometries[2]);
     }
     return is_called(call, "aten::_log_softmax_backward_data") && !call.slicing().axes.back() &&
            is_whole_result(call, 0) && is_whole_result(call, 1) &&
@@ -426,17 +432,24 @@ void note_failed_trial() noexcept {
 
 // NOLINTNEXTLINE(misc-no-recursion): as above
 AxisPlan axis_plan(const SlicedCall& call, int axis, AxisMask fixed) {
+    const std::int64_t failed = failed_trials;
     AxisPlans& known = call.axes;
-    if (known.failed_trials != failed_trials) {
-        known = {failed_trials, {}};
-    }
-    for (const AxisPlans::Entry& each : known.entries) {
-        if (each.axis == axis && each.fixed == fixed) {
-            return each.plan;
+    {
+        const std::scoped_lock lock(slices_mutex);
+        if (known.failed_trials != failed) {
+            known = {failed, {}};
+        }
+        for (const AxisPlans::Entry& each : known.entries) {
+            if (each.axis == axis && each.fixed == fixed) {
+                return each.plan;
+            }
         }
     }
     const AxisPlan found = new_axis_plan(call, axis, fixed);
-    known.entries.push_back({axis, fixed, found});
+    const std::scoped_lock lock(slices_mutex);
+    if (known.failed_trials == failed) {
+        known.entries.push_back({axis, fixed, found});
+    }
     return found;
 }
 
@@ -480,6 +493,13 @@ std::int64_t tried_pieces(const SlicedCall& call, const Box& box) {
     return std::min(most, box.back().length() / least);
 }
 
+std::int64_t piece_length(const SlicedCall& call, const Box& box, std::int64_t pieces) {
+    const Range& range = box.back();
+    const Grain grain = kernel_grain(call, range.axis, outer_axes(box)).value_or(Grain());
+    const std::int64_t most = (range.length() + pieces - 1) / pieces;
+    return (most + grain.unit - 1) / grain.unit * grain.unit;
+}
+
 // NOLINTNEXTLINE(misc-no-recursion): as above
 std::int64_t rows_at_once(const SlicedCall& call, int axis, Bytes most) {
     const Geometry rows = rows_of(call, axis);
@@ -490,6 +510,23 @@ std::int64_t rows_at_once(const SlicedCall& call, int axis, Bytes most) {
 }
 
 namespace {
+
+// Return the bytes of the copies that a trial of the slice `box` makes of its arguments: pieces of
+// a pointwise operator's arguments have no gaps either.
+Bytes bytes_of_piece(const SlicedCall& call, const Box& box, std::int64_t pieces) {
+    if (!call.slicing().blockwise || box.back().axis == 0) {
+        return 0;
+    }
+    Box piece = box;
+    piece.back() = {box.back().axis, 0, piece_length(call, box, pieces)};
+    Bytes total = 0;
+    for (std::size_t i = 0; i < call.arguments.size(); ++i) {
+        const Geometry& view = call.signature->geometries[i];
+        total +=
+            view.is_contiguous() ? narrowed(view, box_of_argument(call, i, piece)).nbytes() : 0;
+    }
+    return total;
+}
 
 // Return how many positions of the result are computed along the last axis of `box`, and cut off.
 std::int64_t positions_cut(const SlicedCall& call, const Box& box) {
@@ -564,7 +601,7 @@ Bytes bytes_of(const SlicedCall& call, const Box& box) {
     if (columns) {
         total *= 5;
     } else if (const std::int64_t pieces = tried_pieces(call, box); pieces > 1) {
-        total += 2 * total / pieces;  // pieces end at multiples of the unit
+        total += 2 * total / pieces + bytes_of_piece(call, box, pieces);
     }
     total += columns ? 0 : bytes_of_sums(call, box);
     if (call.slicing().joining.axis != UNSLICED) {
@@ -613,7 +650,8 @@ std::int64_t length_within(
 bool gathers(const SlicedCall& call) {
     const Signature& signature = *call.signature;
     return is_called(call, "aten::nll_loss_forward") && signature.geometries.size() == 2 &&
-           signature.geometries[0].sizes.size() == 2 && call.result().sizes.empty();
+           has_targets(signature.geometries[1]) && signature.geometries[0].sizes.size() == 2 &&
+           call.result().sizes.empty();
 }
 
 // Return the plan along `axis` with the largest slices that need at most `available` bytes, or with

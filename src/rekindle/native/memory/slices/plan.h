@@ -32,6 +32,8 @@ AxisMask outer_axes(const Box& box);
 // Return in how many pieces a trial computes the slice `box` once more, one after the other; 0 or 1
 // if there is no trial.
 std::int64_t tried_pieces(const SlicedCall& call, const Box& box);
+// Return the most positions of a piece of the slice `box`, if there are about `pieces` of them.
+std::int64_t piece_length(const SlicedCall& call, const Box& box, std::int64_t pieces);
 // Return how many rows of `rows_of(call, axis)` are computed at once, so that they need at most
 // `most` bytes if possible.
 std::int64_t rows_at_once(const SlicedCall& call, int axis, Bytes most);

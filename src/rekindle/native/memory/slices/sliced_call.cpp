@@ -1,6 +1,7 @@
 #include "sliced_call.h"
 
 #include <algorithm>
+#include <mutex>
 #include <utility>
 
 namespace rekindle {
@@ -36,9 +37,13 @@ Nanoseconds cost_of(const SlicedCall& call) {
 
 // NOLINTNEXTLINE(misc-no-recursion): as above
 Nanoseconds time_once(const SlicedCall& call) {
-    const bool has_run = call.time.elements != 0;
-    const SliceTime time =
-        std::exchange(call.time, SliceTime{.counted = call.time.counted || has_run});
+    SliceTime time;
+    bool has_run = false;
+    {
+        const std::scoped_lock lock(slices_mutex);
+        has_run = call.time.elements != 0;
+        time = std::exchange(call.time, SliceTime{.counted = call.time.counted || has_run});
+    }
     double total = 0;
     if (has_run && !time.counted) {
         const auto whole = static_cast<double>(call.result().numel());
@@ -52,11 +57,17 @@ Nanoseconds time_once(const SlicedCall& call) {
 }
 
 // NOLINTNEXTLINE(misc-no-recursion): as above
-void forget_rows(const SlicedCall& call) {
-    call.rows = {};
+void forget_rows(const SlicedCall& call, Bytes most) {
+    RowSums forgotten;  // freed without the mutex
+    {
+        const std::scoped_lock lock(slices_mutex);
+        if (call.rows.nbytes() > most) {
+            forgotten = std::exchange(call.rows, {});
+        }
+    }
     for (const SlicedArgument& each : call.arguments) {
         if (each.call) {
-            forget_rows(*each.call);
+            forget_rows(*each.call, most);
         }
     }
 }

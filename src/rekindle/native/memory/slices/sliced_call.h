@@ -39,6 +39,10 @@ struct RowSums final {
     at::Tensor largest;
     at::Tensor logarithm;
     std::int64_t known = 0;  // rows known so far, from the first
+
+    Bytes nbytes() const {
+        return largest.defined() ? static_cast<Bytes>(largest.nbytes() + logarithm.nbytes()) : 0;
+    }
 };
 
 // Axes of a tensor, as bits of a mask.
@@ -84,6 +88,8 @@ struct SlicedCall final : c10::intrusive_ptr_target {
     std::vector<c10::IValue> unkeyed_args;
     bool grad_mode = false;
     std::vector<SlicedArgument> arguments;
+    // What threads that compute slices have learned (`slices_mutex`). Sums are here once those of
+    // all rows are known.
     mutable RowSums rows;
     mutable AxisPlans axes;
     mutable SliceTime time;
@@ -112,7 +118,8 @@ Nanoseconds cost_of(const SlicedCall& call);
 // After `call` has run, return the time in which it and the calls that it reads are computed once.
 // Calls that were counted before do not count again: whatever reads them recomputes them.
 Nanoseconds time_once(const SlicedCall& call);
-// Forget the sums of rows that `call` and the calls that it reads have computed.
-void forget_rows(const SlicedCall& call);
+// Forget the sums of rows that `call` and the calls that it reads have computed, if they have more
+// than `most` bytes.
+void forget_rows(const SlicedCall& call, Bytes most = 0);
 
 }  // namespace rekindle
