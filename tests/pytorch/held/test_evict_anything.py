@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import lru_cache
+from itertools import pairwise
+from multiprocessing.pool import ThreadPool
 from typing import Any
 
 import pytest
@@ -420,9 +422,36 @@ def test_user_held_values_are_pinned_while_outside_thread_lives(earlier: bool) -
             torch.ones(1)  # the next operator notices that the thread has ended
             _everything.evict_all(run)
             assert is_empty(x)
+        (line,) = [each for each in run.report().advice if "thread" in each]
+        assert f"started by {__name__}" in line
     finally:
         stop.set()
         thread.join()
+
+
+def test_user_held_values_are_pinned_while_pool_of_threads_lives() -> None:
+    """The pool runs functions of the program, unlike other threads of `multiprocessing`."""
+    with ThreadPool(1) as pool:
+        pool.apply(int)
+        with rekindle.budget(1 << 30, evict="anything") as run:
+            x = torch.ones(NUMBERS) * 3
+            _everything.evict_all(run)
+            assert not is_empty(x)
+            assert pool.apply(lambda: x.sum().item()) == 3 * NUMBERS
+        pool.close()
+        pool.join()
+
+
+def test_values_that_program_unpacks_itself_stay_evictable() -> None:
+    """Outside of a backward pass no kernel reads them without an operator."""
+    x = torch.randn(NUMBERS, requires_grad=True)
+    with rekindle.budget(6 * x.nbytes, evict="anything", learn=False):
+        made = [x]
+        for _ in range(20):
+            made.append(made[-1].tanh())
+        for before, after in pairwise(made):
+            saved = after.grad_fn._saved_result.detach()  # type: ignore[union-attr]
+            assert torch.equal(saved, before.detach().tanh())
 
 
 def test_user_held_values_are_evicted_despite_harmless_threads(
@@ -437,6 +466,7 @@ def test_user_held_values_are_evicted_despite_harmless_threads(
             x = torch.ones(NUMBERS) * 3
             _everything.evict_all(run)
             assert is_empty(x)
+        assert not [each for each in run.report().advice if "thread" in each]
     finally:
         stop.set()
         thread.join()

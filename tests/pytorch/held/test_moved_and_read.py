@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import gc
 import io
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -204,3 +207,79 @@ def test_report_tells_kinds_of_what_moved(tmp_path: Path) -> None:
         assert rows[kind].times_back * LARGEST >= rows[kind].back > 0
         assert kind in report.text()
     assert rekindle.report.Report.from_json(report.to_json()) == report
+
+
+@pytest.mark.parametrize("export", ["address", "array"])
+def test_memory_exported_before_the_first_operator_stays(export: str, tmp_path: Path) -> None:
+    """No operator of the budget has read the tensor when its address leaves PyTorch."""
+    x = torch.full((1 << 18,), 3.0)
+    with moving(tmp_path, 8 << 20) as run, torch.no_grad():
+        array = np.from_dlpack(x) if export == "array" else None
+        address = x.data_ptr()
+        x.sum()
+        run.release()
+        assert not is_empty(x)
+        assert ctypes.c_float.from_address(address).value == 3.0
+        assert array is None or float(array.sum()) == 3.0 * len(array)
+
+
+def test_memory_with_known_address_stays_after_a_write(tmp_path: Path) -> None:
+    w = torch.ones(1 << 18)
+    with moving(tmp_path, 16 << 20) as run:
+        doubled = w * 2
+        address = w.data_ptr()
+        w.add_(1)
+        run.release()
+        assert not is_empty(w)
+        assert ctypes.c_float.from_address(address).value == 2.0
+        assert doubled[0].item() == 2.0
+
+
+def test_memory_that_a_function_reads_stays_until_it_ends(tmp_path: Path) -> None:
+    """An operator inside makes the weight a candidate for eviction, which it was not before."""
+
+    class Reads(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+            y = x @ w
+            filled = [torch.ones(1 << 18) for _ in range(8)]
+            assert not is_empty(w)
+            del filled
+            return y
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+            return grad, None
+
+    w, x = torch.ones(512, 512), torch.ones(4, 512, requires_grad=True)
+    with moving(tmp_path, 4 << 20) as run:
+        assert Reads.apply(x, w)[0, 0].item() == 512.0
+        assert (x.detach() @ w)[0, 0].item() == 512.0
+        run.release()
+        assert is_empty(w)
+
+
+COLLECTED = """
+import gc, sys, torch, rekindle
+class Cycle:
+    def __init__(self): self.me, self.tensor = self, torch.ones(3)
+    def __del__(self): self.tensor.tolist()
+weights = [torch.randn(1 << 16) for _ in range(8)]
+gc.set_threshold(10)
+with rekindle.budget("1MiB", evict="anything", swap="1GiB", swap_directory=sys.argv[1]):
+    for number in range(120):
+        Cycle()
+        weights[number % 8].mul_(1.0)
+print("ended")
+"""
+
+
+def test_finalizers_that_read_tensors_do_not_stop_copies(tmp_path: Path) -> None:
+    """The garbage collector may call them in the thread that copies, or in the middle of a copy.
+
+    Python prints their errors: in that thread, nothing can bring an evicted tensor back.
+    """
+    command = [sys.executable, "-c", COLLECTED, str(tmp_path)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    assert ran.stdout == "ended\n"
+    assert "please report this" not in ran.stderr

@@ -11,7 +11,9 @@ namespace rekindle {
 void Operation::run_pinned() {
     StorageList storages;
     note_read(storages);
-    PinnedOperands touched(session_.frees, *session_.held.eviction, storages, lock_);
+    PinnedOperands touched(
+        session_.frees, *session_.held.eviction, session_.in_progress, storages, lock_
+    );
     if (may_let_go()) {
         about_to_let_go(session_, lock_);
     }

@@ -84,7 +84,7 @@ void bring_operands(
         }
     }
     if (session.held.eviction) {
-        touched.emplace(session.frees, *session.held.eviction, storages, lock);
+        touched.emplace(session.frees, *session.held.eviction, session.in_progress, storages, lock);
         return;
     }
     reading.emplace(session.held, storages);

@@ -33,18 +33,9 @@ bool is_on_cpu(const c10::TensorImpl* tensor) {
     return tensor->is_cpu() && is_plain(*tensor) && !tensor->is_conj() && !tensor->is_neg();
 }
 
-// Return the call by which `record`, a value without room, is computed in slices; null for another
-// value.
-SlicedCallPtr sliced_call_of(const StorageRecord& record) {
-    if (record.resident || record.on_host || !record.replayable || record.root.call == nullptr) {
-        return nullptr;
-    }
-    return recipe_of(*record.root.call).sliced();
-}
-
 SlicedArgument argument_of(StorageRecord& record) {
-    if (SlicedCallPtr sliced = sliced_call_of(record)) {
-        return {nullptr, std::move(sliced)};
+    if (const SlicedCallPtr& sliced = sliced_call_of(record)) {
+        return {nullptr, sliced};
     }
     return {&record, nullptr};
 }

@@ -154,9 +154,11 @@ bool rejoin();
 void set_active(c10::intrusive_ptr<Session> session);
 // Return the number of sessions in this process, also of ended budgets whose graphs still exist.
 std::size_t drivers_alive() noexcept;
-// Return true if no thread that the program started inside the budget has run a backward pass.
+// Return true if no thread that the program started inside the budget has run a backward pass, and
+// this thread is not such a thread.
 bool gradients_stay();
-// Return true if only the thread that entered the budget may take a snapshot of the memory peak.
+// Return true if no such thread has run a backward pass, and this one is such a thread. Then only
+// the thread that entered the budget takes snapshots of the memory peak.
 bool looks_later();
 
 }  // namespace rekindle

@@ -67,6 +67,25 @@ PyObject* list_of(const Items& items, F&& make) {
     return list.give();
 }
 
+// Scope in which Python's garbage collector does not run: it might call finalizers of the program,
+// which run operators.
+class WithoutCollection final {
+public:
+    WithoutCollection() : was_on_(PyGC_Disable() != 0) {}
+
+    WithoutCollection(const WithoutCollection&) = delete;
+    WithoutCollection& operator=(const WithoutCollection&) = delete;
+
+    ~WithoutCollection() {
+        if (was_on_) {
+            PyGC_Enable();
+        }
+    }
+
+private:
+    const bool was_on_;
+};
+
 // Call the method `name` of `object` with `values`, and pass the result to `take`. If the method
 // raises a Python error, or `take` returns false because it raised one, throw this error.
 // References to Python objects among `values` are consumed. The caller holds the GIL.
@@ -74,6 +93,7 @@ template <class F, class... Values>
 void call_method(
     PyObject* object, F&& take, const char* name, const char* format, Values... values
 ) {
+    const WithoutCollection uncollected;
     const Object result(PyObject_CallMethod(object, name, format, values...));
     must(std::forward<F>(take)(result.get()));
 }

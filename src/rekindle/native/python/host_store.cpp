@@ -95,6 +95,7 @@ template <class F, class... Values>
 void call(PyObject* object, F&& take, const char* name, const char* format, Values... values) {
     const ReplayDispatchGuard guard(false);
     const WithoutFunctionModes unwatched;
+    const WithoutCollection uncollected;
     const WithoutInterrupts uninterrupted(object);
     call_method(object, std::forward<F>(take), name, format, values...);
 }
@@ -126,6 +127,7 @@ void HostStore::add_stream(const c10::Stream& stream) {
 
 bool HostStore::write(StorageId number, const StoragePtr& storage_impl) {
     const Gil gil;
+    const WithoutCollection uncollected;
     bool begun = false;
     const auto take = [&](PyObject* result) {
         begun = result == Py_True;
@@ -144,6 +146,7 @@ bool HostStore::write(StorageId number, const StoragePtr& storage_impl) {
 
 std::string HostStore::read(StorageId number, const StoragePtr& storage_impl) {
     const Gil gil;
+    const WithoutCollection uncollected;
     std::string why;
     const auto take = [&](PyObject* result) {
         const char* text = PyUnicode_AsUTF8(result);

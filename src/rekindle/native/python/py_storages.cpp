@@ -6,6 +6,7 @@
 #include "../ops/kernel_operands.h"
 #include "../torch/geometry.h"
 #include "methods.h"
+#include "set_data.h"
 
 namespace rekindle {
 
@@ -61,7 +62,10 @@ void bring_back(Session& session, const c10::TensorImpl& tensor) {
 void pin_exposed_address(Session& session, const c10::TensorImpl& tensor) {
     to_absent_tensor(session, tensor, [&](Locked& lock) {
         rekindle::bring_back(session, lock, tensor);
-        session.held.pin_exposed_address(*tensor.unsafe_storage().unsafeGetStorageImpl());
+        c10::StorageImpl& storage_impl = *tensor.unsafe_storage().unsafeGetStorageImpl();
+        if (session.sources.expose(storage_impl, false) != nullptr) {
+            session.held.pin_exposed_address(storage_impl);
+        }
     });
 }
 
@@ -115,6 +119,7 @@ PyMethodDef* storage_methods() {
         // of its tensors.
         method<functions::to_storage<&Sources::version_raised>>("version_raised"),
         method<functions::bring_back>("bring_back"),
+        method<watch_set_data>("watch_set_data"),
         method<functions::pin_exposed_address>("pin_exposed_address"),
         method<functions::suspend_origin_tracking>("suspend_origin_tracking"),
         method<functions::resume_origin_tracking>("resume_origin_tracking"),

@@ -3,6 +3,8 @@
 #include <Python.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <utility>
+
 #include "../memory/session.h"
 #include "../torch/geometry.h"
 #include "../torch/storage_ptr.h"
@@ -13,6 +15,7 @@ namespace rekindle {
 namespace {
 
 setter set_data_of_torch = nullptr;
+PyObject* watcher_of_data = nullptr;  // guarded by the GIL
 
 // Return the storage of `object`; null if it is no tensor with memory.
 StoragePtr storage_in(PyObject* object) {
@@ -24,6 +27,15 @@ StoragePtr storage_in(PyObject* object) {
 }
 
 int set_data(PyObject* object, PyObject* value, void* closure) {
+    if (watcher_of_data != nullptr) {
+        PyObject* watcher = Py_NewRef(watcher_of_data);  // the call may replace it
+        PyObject* done = PyObject_CallOneArg(watcher, object);
+        Py_DECREF(watcher);
+        if (done == nullptr) {
+            return -1;
+        }
+        Py_DECREF(done);
+    }
     if (!any_sessions()) [[likely]] {
         return set_data_of_torch(object, value, closure);
     }
@@ -47,6 +59,10 @@ void see_set_data(PyObject* tensor_type) {
     PyGetSetDef& table = *reinterpret_cast<PyGetSetDescrObject*>(found.get())->d_getset;
     set_data_of_torch = table.set;
     table.set = &set_data;
+}
+
+void watch_set_data(PyObject* watcher) {
+    Py_XDECREF(std::exchange(watcher_of_data, watcher == Py_None ? nullptr : Py_NewRef(watcher)));
 }
 
 }  // namespace rekindle

@@ -9,5 +9,7 @@ namespace rekindle {
 // Let the setter of the attribute `data` of `tensor_type` (torch.Tensor) report to the sessions.
 // Called once. The getter stays as it is.
 void see_set_data(_object* tensor_type);
+// Call `watcher` with each tensor whose `data` is about to be assigned. None: call nothing.
+void watch_set_data(_object* watcher);
 
 }  // namespace rekindle

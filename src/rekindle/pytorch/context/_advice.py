@@ -119,6 +119,22 @@ def on_sliced(operators: Sequence[Sliced]) -> tuple[str, ...]:
     )
 
 
+def on_unknown_threads(modules: Sequence[str]) -> tuple[str, ...]:
+    """Return a sentence if a thread kept the program's own tensors in memory, else nothing.
+
+    Args:
+        modules: The Python modules that started threads before the budget.
+    """
+    if not modules:
+        return ()
+    return (
+        (
+            "While a thread ran that started before the budget, tensors that your variables hold "
+            f"were not evicted: start it inside the budget (started by {', '.join(modules)})."
+        ),
+    )
+
+
 def _on_categories(peak: Bytes, held: Mapping[str, Bytes]) -> Iterator[tuple[Bytes, str]]:
     program, kept, state = (held.get(name, 0) for name in (PROGRAM, KEPT, OPTIMIZER))
     if program > _MUCH * peak:

@@ -18,6 +18,7 @@ from rekindle.pytorch.context._advice import (
     on_lost_key,
     on_shortfall,
     on_sliced,
+    on_unknown_threads,
 )
 from rekindle.pytorch.native import SHOWN, Driver, Steps
 from rekindle.pytorch.online import (
@@ -71,6 +72,7 @@ def report_of(
             *on_lost_key(engine.now().rejoined),
             *on_kept(driver.kept, driver.functions_kept),
             *on_sliced(driver.sliced),
+            *on_unknown_threads([*driver.unknown_threads]),
             *advice_on(at_peak.memory, at_peak.categories, driver.device),
         ),
     )

@@ -7,13 +7,14 @@ core lock the memory while it is read. So no thread evicts memory that another t
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import final
 
 from torch import Tensor
 
-from rekindle.pytorch.held._threads import Threads
+from rekindle.pytorch.held._threads import OURS, Threads
 from rekindle.pytorch.native import Driver
 from rekindle.pytorch.online import hand_out
 from rekindle.pytorch.operators import is_plain
@@ -33,7 +34,10 @@ class EvictHeld:
         The core does not see what other threads read, so it then evicts no user-held memory.
         """
         self.threads.changed()
-        return not self.threads.unknown
+        unknown = self.threads.unknown
+        if unknown:
+            self._driver.unknown_threads.update(dict.fromkeys(unknown))
+        return not unknown
 
     # -- for `escapes_seen` ---------------------------------------------------------------------
 
@@ -48,6 +52,9 @@ class EvictHeld:
             saved: Also keep values resident that autograd unpacks inside the block.
             writes: Code in the block may also write the tensors.
         """
+        if _is_own_thread():
+            yield
+            return
         read = [each for each in tensors if is_plain(type(each))]
         core, handle = self._driver.core, self._driver.handle
         number = core.begin_reading(handle, read, saved, writes)
@@ -78,13 +85,22 @@ class EvictHeld:
 
     def keep(self, tensor: Tensor) -> None:
         """Make the memory of `tensor` resident and pin it, because its address leaves PyTorch."""
-        if is_plain(type(tensor)):
+        if is_plain(type(tensor)) and not _is_own_thread():
             self._driver.core.pin_exposed_address(self._driver.handle, tensor)
 
     def hand_out(self, tensor: Tensor) -> None:
         """Make the memory of `tensor` resident, pin it, and note that other code may write it."""
         self.keep(tensor)
         hand_out(self._driver.mark_externally_writable, tensor)
+
+
+def _is_own_thread() -> bool:
+    """Return True in a thread of Rekindle's own, such as one that copies values.
+
+    Python's garbage collector may run a finalizer of the program there. It must not wait for the
+    core, because a thread in the core may wait for the copy.
+    """
+    return threading.current_thread().name.startswith(OURS)
 
 
 def thread_registered(held: object) -> AbstractContextManager[None]:

@@ -39,6 +39,8 @@ HARMLESS = (
 #: frame. The second entry is Rekindle's own, whose function is the first in each thread of
 #: a budget.
 _STARTERS = ("threading", "rekindle.pytorch.context._threads")
+#: Module and function of a thread of a ThreadPool, which runs code of the program.
+_POOLED = ("multiprocessing.pool", "worker")
 
 
 @final
@@ -86,12 +88,17 @@ def _origin(ident: int) -> str:
         return "torch._inductor"
     if any(each.ident == ident and each.name.startswith(OURS) for each in threading.enumerate()):
         return "rekindle"
-    names: list[str] = []
+    frames: list[tuple[str, str]] = []
     each: FrameType | None = sys._current_frames().get(ident)
     while each is not None:
-        names.append(each.f_globals.get("__name__", ""))
+        frames.append((each.f_globals.get("__name__", ""), each.f_code.co_name))
         each = each.f_back
-    return next((name for name in reversed(names) if name not in _STARTERS), "threading")
+    for module, function in reversed(frames):
+        if (module, function) == _POOLED:
+            return "a multiprocessing.pool.ThreadPool"
+        if module not in _STARTERS:
+            return module
+    return "threading"
 
 
 def _compiles(ident: int) -> bool:

@@ -72,7 +72,7 @@ class Sliced(NamedTuple):
         operator: The name of the operator.
         calls: The number of its calls so far that ran in slices. A recomputation counts too.
         slices: The most slices of one call.
-        time: The time of these calls (ns), with what they computed in slices to read it.
+        time: The time of these calls (ns), including the slices of inputs that they computed.
     """
 
     operator: str
@@ -82,7 +82,7 @@ class Sliced(NamedTuple):
 
 
 class Backoff(NamedTuple):
-    """How often the device had less memory than the budget.
+    """Counts of what happened when the device had less memory than the budget.
 
     Attributes:
         times: Number of allocations that failed (device OOM) although the budget had room.
@@ -229,6 +229,9 @@ class Driver:
         #: Functions chosen by `rekindle.recomputable` that are not recomputed, each with the
         #: reason.
         self.functions_kept: dict[str, str] = {}
+        #: Modules that started threads whose operators the core does not see. While such a thread
+        #: ran, no memory that variables hold was evicted.
+        self.unknown_threads: dict[str, None] = {}
         #: First and last snapshot of memory at a peak, taken while source lines are recorded.
         self.looks: list[Snapshot] = []
         self.owners = Owners(partial(core.add_module_tensor, self.handle))

@@ -318,6 +318,10 @@ class Core(Protocol):
         """Finish the resize that `about_to_resize` announced."""
         ...
 
+    def watch_set_data(self, watcher: Callable[[Tensor], object] | None, /) -> None:
+        """Call `watcher` with each tensor whose attribute `data` is about to be assigned."""
+        ...
+
     def suspend_origin_tracking(self, driver: Handle, tensor: Tensor, /) -> None:
         """Drop the weak reference to `tensor`, for `torch.utils.swap_tensors`."""
         ...

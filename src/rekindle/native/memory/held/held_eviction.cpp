@@ -63,14 +63,6 @@ bool may_move(const StorageRecord& record, const Frees& frees) noexcept {
            why_it_stays(record, frees) == nullptr;
 }
 
-Bytes bytes_of(std::span<const Ref<Storage>> storages) {
-    Bytes total = 0;
-    for (const Ref<Storage>& each : storages) {
-        total += each->nbytes;
-    }
-    return total;
-}
-
 // Return true if `record` is evicted, or may be evicted while other threads run. A value that has
 // lost its recipe stays a candidate if sources may be moved.
 bool may_leave(const StorageRecord& record, const Frees& frees) noexcept {
@@ -118,9 +110,17 @@ void HeldEviction::offer(StorageRecord& record, const c10::TensorImpl& tensor) {
         record.suits_held_eviction = is_plain(tensor) && is_returnable(tensor) &&
                                      !is_named(*tensor.unsafe_storage().unsafeGetStorageImpl());
     }
-    if (!paused_ && is_evictable_now(record)) {
+    if (!paused_ && is_evictable_now(record) && !is_read_unlocked(record)) {
         frees_.engine.set_evictable_while_held(record, true);
     }
+}
+
+// Return true if something reads the memory of `record` now and has not locked it. Scenarios:
+// another thread reads a source that was no candidate for eviction when its operator began; another
+// thread uses a part of the same memory, and its operator has locked the record of the contents
+// before.
+bool HeldEviction::is_read_unlocked(const StorageRecord& record) const {
+    return record.locks == 0 && in_progress_.uses(record);
 }
 
 std::vector<PinnedSource> HeldEviction::pinned() const {
@@ -198,6 +198,8 @@ void HeldEviction::done(Frees& frees, Kept& kept) {
 
 std::int64_t HeldEviction::begin_reading(const StorageList& storages, bool writes, Locked& lock) {
     Kept kept;
+    auto& operands = in_progress_.operands;
+    operands.insert(operands.end(), storages.begin(), storages.end());
     try {
         or_without_copies(frees_, lock, [&] { attempt([&] { bring(storages, kept, lock); }); });
         for (const Ref<Storage>& each : kept) {
@@ -206,45 +208,55 @@ std::int64_t HeldEviction::begin_reading(const StorageList& storages, bool write
             }
         }
     } catch (std::exception& error) {
+        in_progress_.release(storages);
         after(error, [&] { done(frees_, kept); });
         throw;
     }
-    reads_[++numbers_] = std::move(kept);
+    reads_[++numbers_] = {std::move(kept), storages};
     return numbers_;
 }
 
 void HeldEviction::end_reading(std::int64_t number) {
     const auto found = reads_.find(number);
     if (found != reads_.end()) {
-        done(frees_, found->second);
+        in_progress_.release(found->second.storages);
+        done(frees_, found->second.kept);
         reads_.erase(found);
     }
 }
 
 PinnedOperands::PinnedOperands(
-    Frees& frees, HeldEviction& eviction, const StorageList& storages, Locked& lock
+    Frees& frees,
+    HeldEviction& eviction,
+    InProgress& in_progress,
+    const StorageList& storages,
+    Locked& lock
 )
-    : frees_(frees) {
+    : frees_(frees), in_progress_(in_progress), storages_(storages) {
+    in_progress_.operands.insert(in_progress_.operands.end(), storages.begin(), storages.end());
     try {
         or_without_copies(frees, lock, [&] {
             eviction.attempt([&] { eviction.bring(storages, kept_, lock); });
         });
     } catch (std::exception& error) {
-        after(error, [&] { HeldEviction::done(frees_, kept_); });
+        after(error, [&] { end(); });
         throw;
     }
 }
 
 void PinnedOperands::end() {
+    if (!std::exchange(ended_, true)) {
+        in_progress_.release(storages_);
+    }
     HeldEviction::done(frees_, kept_);
 }
 
 PinnedOperands::~PinnedOperands() {
-    // Storages are still locked here only after an exception, which may have released the mutex.
-    if (!kept_.empty()) {
+    // It has not ended here only after an exception, which may have released the mutex.
+    if (!ended_ || !kept_.empty()) {
         without_throwing([&] {
             const auto lock = locked_if_not_mine();
-            HeldEviction::done(frees_, kept_);
+            end();
         });
     }
 }
@@ -264,7 +276,8 @@ void HeldEviction::made(StorageRecord& record) {
         }
     }
     const bool without_grad = !c10::GradMode::is_enabled();
-    if (record.evictable_while_held || paused_ || !is_evictable_now(record)) {
+    if (record.evictable_while_held || paused_ || !is_evictable_now(record) ||
+        is_read_unlocked(record)) {
         return;
     }
     if (record.replayable && without_grad && exceeds_chain_limit(record)) {
@@ -280,8 +293,11 @@ void HeldEviction::made(StorageRecord& record) {
 void HeldEviction::pin_while_held(StorageRecord& record) {
     if (open && record.evictable_while_held) {
         node_changes();
-        frees_.engine.set_evictable_while_held(record, false);
         const void* node = torch::autograd::get_current_node().get();
+        if (node == nullptr) {
+            return;  // unpacked outside of a backward pass, so operators read it
+        }
+        frees_.engine.set_evictable_while_held(record, false);
         unpacked_.push_back({std::this_thread::get_id(), node, Ref<Storage>(&record)});
         if (in_backward_pass() && record.replayable) {
             work_with(record);
@@ -437,7 +453,7 @@ bool HeldEviction::release_dead_sources(Bytes least) {
     if (frees_.registry.observers.recorded) {  // a trace has no event for a dropped recipe
         return false;
     }
-    std::vector<Ref<Storage>> sources = dead_sources();
+    std::vector<Ref<Storage>> sources = dead_sources(frees_.engine);
     const Bytes all = bytes_of(sources);
     if (all < least) {
         return false;
@@ -466,19 +482,6 @@ bool HeldEviction::release_dead_sources(Bytes least) {
     return frees_.engine.memory < before;
 }
 
-// Return the sources (values without a recipe) that the program has freed and that recipes of other
-// values still need.
-std::vector<Ref<Storage>> HeldEviction::dead_sources() {
-    std::vector<Ref<Storage>> found;
-    for (Storage* each = frees_.engine.first_storage(); each != nullptr; each = each->next) {
-        const bool source = each->consumed() && each->resident && !each->replayable;
-        if (source && each->references == 0 && !record_of(*each).is_held()) {
-            found.emplace_back(each);
-        }
-    }
-    return found;
-}
-
 // With grad mode off, release values without a recipe that the program has freed, once they take a
 // quarter of the budget. Only recipes of other values need them. These other values are restored
 // first, because later there would be no room for that.
@@ -491,7 +494,7 @@ void HeldEviction::look_at_sources(Locked& lock) {
     if (engine.memory <= engine.budget / 2) {
         return;
     }
-    if (const Bytes nbytes = bytes_of(dead_sources()); nbytes > engine.budget / 4) {
+    if (const Bytes nbytes = bytes_of(dead_sources(engine)); nbytes > engine.budget / 4) {
         about_to_let_go(lock);
         release_dead_sources(nbytes);
     }

@@ -57,6 +57,12 @@ bool may_return(const StorageRecord& record) noexcept;
 // Storages that are locked in the engine, so that they are not evicted while they are read.
 using Kept = c10::SmallVector<Ref<Storage>, 6>;
 
+// What a call of `begin_reading` has locked, and all the memory that it reads.
+struct Reads final {
+    Kept kept;
+    StorageList storages;
+};
+
 // Eviction of user-held values for one budget. Every member needs the session mutex.
 class HeldEviction final {
 public:
@@ -163,13 +169,13 @@ private:
 
     void make_source(StorageRecord& record);
     bool is_evictable_now(const StorageRecord& record) const noexcept;
+    bool is_read_unlocked(const StorageRecord& record) const;
     void node_changes();
     void work_with(StorageRecord& record);
     static bool is_over(const UsedInBackward& worked);
     void pin_survivors();
     void pause(bool pause);
     bool exceeds_chain_limit(StorageRecord& record) const;
-    std::vector<Ref<Storage>> dead_sources();
 
     static constexpr int OPERATORS_BETWEEN_LOOKS = 16;
 
@@ -183,7 +189,7 @@ private:
     std::vector<UsedInBackward>
         backward_working_set_;  // values made or used in backward passes that still run
     // storages that `begin_reading` locked, by the number that it returned
-    std::map<std::int64_t, Kept> reads_;
+    std::map<std::int64_t, Reads> reads_;
     std::int64_t numbers_ = 0;
     // number of operators until `look_at_sources` next adds up the bytes of the sources (values
     // without a recipe) that the program has freed
@@ -196,7 +202,13 @@ private:
 // `end` needs the session mutex. The scope must end before the budget's state is destroyed.
 class PinnedOperands final {
 public:
-    PinnedOperands(Frees& frees, HeldEviction& eviction, const StorageList& storages, Locked& lock);
+    PinnedOperands(
+        Frees& frees,
+        HeldEviction& eviction,
+        InProgress& in_progress,
+        const StorageList& storages,
+        Locked& lock
+    );
     PinnedOperands(const PinnedOperands&) = delete;
     PinnedOperands& operator=(const PinnedOperands&) = delete;
     PinnedOperands(PinnedOperands&&) = delete;
@@ -207,7 +219,10 @@ public:
 
 private:
     Frees& frees_;
+    InProgress& in_progress_;
+    const StorageList storages_;
     Kept kept_;
+    bool ended_ = false;
 };
 
 }  // namespace rekindle

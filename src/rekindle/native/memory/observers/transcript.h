@@ -20,8 +20,7 @@ struct Transcript final {
         std::int64_t held;
     };
 
-    // name and workspace of an operator call in the recorded trace, in the order of the calls
-    struct Named final {
+    struct Named final {  // an operator call
         const char* name;
         bool backward;
         Bytes workspace;
@@ -30,8 +29,11 @@ struct Transcript final {
         StorageId over;
     };
 
+    // The storages at the start: those that the engine has, and those of which it only counts the
+    // bytes.
     std::vector<Present> present;
     std::vector<Present> counted;
+    // The events and the operator calls of this recording, once it has ended.
     std::vector<Entry> entries;
     std::vector<Named> calls;
     // If this is the recording of a training step: for each operator of the step, the number of

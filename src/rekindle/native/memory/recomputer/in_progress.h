@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "../records/storage_record.h"
@@ -55,6 +56,24 @@ struct InProgress final {
     // Records that operators in slices are about to read. The engine's graph does not know of these
     // operators yet.
     std::vector<const StorageRecord*> awaited;
+    // With evict="anything": memory that operators of the program, and other readers, use now.
+    std::vector<const c10::StorageImpl*> operands;
+
+    // Return true if a reader uses the memory of `record`.
+    bool uses(const StorageRecord& record) const {
+        if (operands.empty()) [[likely]] {
+            return false;
+        }
+        const StoragePtr storage_impl = record.at();
+        return storage_impl && std::ranges::find(operands, storage_impl.get()) != operands.end();
+    }
+
+    // Remove `storages`, which were added to `operands`.
+    void release(std::span<const c10::StorageImpl* const> storages) {
+        for (const c10::StorageImpl* each : storages) {
+            operands.erase(std::ranges::find(operands, each));
+        }
+    }
 
     // Return true if an operator in slices is about to read `record`.
     bool awaits(const StorageRecord& record) const noexcept {

@@ -101,6 +101,15 @@ inline Recipe& recipe_of(Call& call) noexcept {
     return static_cast<Recipe&>(call);
 }
 
+// Return the call by which `storage`, a value without room, is computed in slices; null for another
+// value.
+inline const SlicedCallPtr& sliced_call_of(const Storage& storage) noexcept {
+    static const SlicedCallPtr none;
+    const bool is_evicted = !storage.resident && !storage.on_host && storage.replayable;
+    return is_evicted && storage.root.call != nullptr ? recipe_of(*storage.root.call).sliced()
+                                                      : none;
+}
+
 // Return true if `recipe`, which computes its single result as a whole, could do so in slices.
 bool can_run_in_slices(const Recipe& recipe);
 

@@ -23,6 +23,25 @@ bool may_forget(StorageRecord& record) {
     return may;
 }
 
+std::vector<Ref<Storage>> dead_sources(const Engine& engine) {
+    std::vector<Ref<Storage>> found;
+    for (Storage* each = engine.first_storage(); each != nullptr; each = each->next) {
+        const bool source = each->consumed() && each->resident && !each->replayable;
+        if (source && each->references == 0 && !record_of(*each).is_held()) {
+            found.emplace_back(each);
+        }
+    }
+    return found;
+}
+
+Bytes bytes_of(std::span<const Ref<Storage>> storages) {
+    Bytes total = 0;
+    for (const Ref<Storage>& each : storages) {
+        total += each->nbytes;
+    }
+    return total;
+}
+
 void Room::make_room(Bytes needed, const char* who) {
     assert_locked();
     needed += kept_back(needed);
@@ -96,17 +115,13 @@ bool Room::release_recompute_sources(Bytes least) {
         return false;
     }
     const Bytes before = engine_.memory;
-    Bytes most = 0;
-    std::vector<Ref<Storage>> found;
-    for (Storage* each = engine_.first_storage(); each != nullptr; each = each->next) {
-        const bool source = each->consumed() && each->resident && !each->replayable;
-        if (source && each->references == 0 && !record_of(*each).is_held()) {
-            engine_.graph.ends(*each, found);
-            most += each->nbytes;
-        }
-    }
-    if (most < least) {
+    const std::vector<Ref<Storage>> sources = dead_sources(engine_);
+    if (bytes_of(sources) < least) {
         return false;
+    }
+    std::vector<Ref<Storage>> found;
+    for (const Ref<Storage>& source : sources) {
+        engine_.graph.ends(*source, found);
     }
     for (const Ref<Storage>& each : found) {
         StorageRecord& record = record_of(*each);
@@ -132,8 +147,7 @@ Bytes Room::bytes_to_restore(const StorageRecord& record) const {
 }
 
 bool Room::is_without_room(const StorageRecord& record) const {
-    if (record.resident || record.on_host || !record.replayable ||
-        !recipe_of(*record.root.call).sliced()) {
+    if (!sliced_call_of(record)) {
         return false;
     }
     Bytes total = bytes_to_restore(record);

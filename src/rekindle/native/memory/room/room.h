@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <exception>
+#include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "../../engine/engine.h"
 #include "../../engine/frame.h"
@@ -22,6 +24,11 @@ namespace rekindle {
 // Return true if the recipe of `record` may be dropped: every other output of the same calls is in
 // memory, or nothing can use it again.
 bool may_forget(StorageRecord& record);
+
+// Return the sources (values without a recipe) that the program has freed and that recipes of other
+// values still need.
+std::vector<Ref<Storage>> dead_sources(const Engine& engine);
+Bytes bytes_of(std::span<const Ref<Storage>> storages);
 
 // Raise an error if `record`, which the program reads, cannot be computed any more.
 void refuse_lost(const StorageRecord& record);

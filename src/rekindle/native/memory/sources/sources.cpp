@@ -79,10 +79,23 @@ StorageRecord& Sources::adopt(const c10::TensorImpl& tensor, c10::StorageImpl& s
         observers_.due.owners_due = true;
     }
     StorageRecord& made = storages_.make_source(nullptr, storage_of(tensor), &tensor);
-    if (shares) [[unlikely]] {
+    const std::optional<bool> exposed = exposed_.take(storage_impl);
+    if (exposed) [[unlikely]] {
+        made.read_unseen = true;
+        made.suits_held_eviction = false;
+    }
+    if (shares || exposed.value_or(false)) [[unlikely]] {
         make_external(made);
     }
     return made;
+}
+
+StorageRecord* Sources::expose(c10::StorageImpl& storage_impl, bool written) {
+    if (const AddressEntry* found = registry_.find(storage_impl)) {
+        return &known_at(*found, storage_impl);
+    }
+    exposed_.add(storage_impl, written);
+    return nullptr;
 }
 
 void Sources::keep(const c10::TensorImpl& tensor) {
@@ -249,10 +262,8 @@ bool Sources::save_what_needs(const c10::TensorImpl& tensor) {
 void Sources::mark_externally_writable(c10::StorageImpl& storage_impl) {
     frees_.process_pending();
     room_.bring_back(storage_impl);
-    // If the memory is not registered yet, the first operator that reads it registers it as
-    // external.
-    if (const AddressEntry* found = registry_.find(storage_impl)) {
-        make_external(known_at(*found, storage_impl));
+    if (StorageRecord* record = expose(storage_impl, true)) {
+        make_external(*record);
     }
     share_with_overlapping(storage_impl);
 }

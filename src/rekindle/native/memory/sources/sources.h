@@ -26,6 +26,7 @@
 #include "../registry/registry.h"
 #include "../room/frees.h"
 #include "../room/room.h"
+#include "exposed.h"
 #include "foreign_memory.h"
 #include "gathered.h"
 #include "storages.h"
@@ -62,6 +63,9 @@ public:
     // Count the memory of each of `tensors` against the budget from now on, unless it is counted
     // already. Throw `OutOfBudgetError`, before any is counted, if they do not fit together.
     void register_tensors(const std::vector<const c10::TensorImpl*>& tensors);
+    // Return the record of `storage_impl`, whose address leaves PyTorch. Return null if it has
+    // none, and remember the storage until it gets one. written: other code may write it as well.
+    StorageRecord* expose(c10::StorageImpl& storage_impl, bool written);
     // Pin the storage of `tensor`: it is never evicted.
     void keep(const c10::TensorImpl& tensor);
     // Make `tensor`, which an optimizer writes in every step, a source and pin it (R4, sources).
@@ -132,6 +136,7 @@ private:
     Room& room_;
     Storages& storages_;
     ForeignMemory foreign_;
+    ExposedStorages exposed_;
 };
 
 // Return the record of the private copy of the external memory of `record`, if the memory has not

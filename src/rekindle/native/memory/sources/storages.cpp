@@ -118,6 +118,7 @@ StorageRecord& Storages::record_inplace_write(Call& call, StorageRecord& before)
     after.unwatched = before.unwatched;
     after.parameter = before.parameter;
     after.suits_held_eviction = before.suits_held_eviction;
+    after.read_unseen = before.read_unseen;
     after.shares_version_counter = before.shares_version_counter;
     // The new version of the value follows this tensor from now on. `torch.utils.swap_tensors`
     // refuses a tensor to which several weak references exist, so drop the old one.
