@@ -237,13 +237,13 @@ bool allocations_are_counted() noexcept {
     return the_counting() != nullptr && c10::GetCPUAllocator() == the_counting();
 }
 
-c10::DeleterFnPtr allocators_own() noexcept {
+c10::DeleterFnPtr pytorchs_deleter() noexcept {
     static const c10::DeleterFnPtr found =
         allocations_are_counted() ? the_counting()->own() : c10::GetCPUAllocator()->raw_deleter();
     return found;
 }
 
-c10::DeleterFnPtr counting_ones_own() noexcept {
+c10::DeleterFnPtr counting_deleter() noexcept {
     return &CountingAllocator::give_back;
 }
 

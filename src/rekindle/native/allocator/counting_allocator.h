@@ -31,11 +31,11 @@ struct GivenOutInside final {
 void count_allocations();
 // Return true if the wrapper is PyTorch's current CPU allocator.
 bool allocations_are_counted() noexcept;
-// `allocators_own` returns the deleter of the wrapped CPU allocator; `counting_ones_own` returns
+// `pytorchs_deleter` returns the deleter of the wrapped CPU allocator; `counting_deleter` returns
 // the deleter of the wrapper. Only memory allocated during a measurement or from the arena has the
 // deleter of the wrapper.
-c10::DeleterFnPtr allocators_own() noexcept;
-c10::DeleterFnPtr counting_ones_own() noexcept;
+c10::DeleterFnPtr pytorchs_deleter() noexcept;
+c10::DeleterFnPtr counting_deleter() noexcept;
 // Frees memory, so that the measured operator can have the given number of bytes in all, and
 // returns the limit from then on.
 using MoveLimit = c10::function_ref<Bytes(Bytes)>;

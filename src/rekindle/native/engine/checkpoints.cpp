@@ -92,6 +92,7 @@ std::vector<Checkpoint> choose_checkpoints(
     for (std::size_t index = 1; index < alive.size(); ++index) {
         alive[index] += alive[index - 1];
     }
+    // Increase the spacing until the checkpoints fit into half of the free bytes.
     Bytes spacing = half;
     std::vector<std::size_t> chosen;
     Bytes kept = 0;

@@ -102,15 +102,15 @@ void free_placeholder(void* token) {
 
 bool hook_deleter(c10::StorageImpl& storage_impl) noexcept {
     c10::DataPtr& data = storage_impl._mutable_data_ptr_no_checks();
-    constexpr c10::DeleterFnPtr watched = &notify_then_free<allocators_own>;
-    constexpr c10::DeleterFnPtr counted_and_watched = &notify_then_free<counting_ones_own>;
+    constexpr c10::DeleterFnPtr notifying = &notify_then_free<pytorchs_deleter>;
+    constexpr c10::DeleterFnPtr counting_then_notifying = &notify_then_free<counting_deleter>;
     const c10::DeleterFnPtr deleter = data.get_deleter();
-    if (deleter == watched || deleter == counted_and_watched) [[unlikely]] {
+    if (deleter == notifying || deleter == counting_then_notifying) [[unlikely]] {
         return true;
     }
     return data.get_context() == data.get() &&
-           (data.compare_exchange_deleter(counting_ones_own(), counted_and_watched) ||
-            data.compare_exchange_deleter(allocators_own(), watched));
+           (data.compare_exchange_deleter(counting_deleter(), counting_then_notifying) ||
+            data.compare_exchange_deleter(pytorchs_deleter(), notifying));
 }
 
 }  // namespace rekindle

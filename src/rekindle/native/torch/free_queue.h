@@ -54,7 +54,7 @@ private:
 };
 
 // Replace the deleter of `storage_impl`, so that all queues receive its address when it is freed.
-// Return false if the memory is not from PyTorch's allocator.
+// Return false if the memory is neither from PyTorch's allocator nor from `CountingAllocator`.
 bool hook_deleter(c10::StorageImpl& storage_impl) noexcept;
 // Deleter of a placeholder's token, a unique `char` in place of memory. Queues the token's address
 // and frees the token.

@@ -7,13 +7,13 @@
 //
 // NOTE [Settings that other threads see]
 //
-// No other thread may see that (R9, everything else runs once). The number of threads and the flag
-// for denormal numbers are set for the recomputing thread alone. The other settings belong to the
-// whole process. They are set only if the program has changed them since the first run. Then the
-// thread holds the GIL and the session mutex while the kernel runs. So no Python code reads the
-// settings meanwhile, and no operator of the budget begins. A kernel that another thread began
-// before could see them. Operators that are not PyTorch's run without these locks, because they
-// may wait for other threads.
+// No other thread may see these temporary settings (R9, everything else runs once). The number of
+// threads and the flag for denormal numbers are set for the recomputing thread alone. The other
+// settings belong to the whole process. They are set only if the program has changed them since the
+// first run. Then the thread holds the GIL and the session mutex while the kernel runs. So no
+// Python code reads the settings meanwhile, and no operator of the budget begins. A kernel that
+// another thread began before could see them. Operators that are not PyTorch's run without these
+// locks, because they may wait for other threads.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +36,7 @@ std::int64_t product_flags(bool only_matrix);
 
 // Return `switches`, a word of `global_flags`, with the present default dtype.
 std::int64_t with_present_dtype(std::int64_t switches);
-// Return true if settings of the whole process differ from those in these words.
+// Return true if settings of the whole process differ from those in the arguments.
 bool flags_of_process_differ(std::int64_t switches_then, std::int64_t products_then);
 
 // Scope in which PyTorch's global settings are those that were active when the program called the

@@ -9,9 +9,10 @@
 
 namespace rekindle {
 
-// Return true if the environment variable REKINDLE_POISON is set.
+// Return true if the environment variable REKINDLE_POISON is set, to something else than 0.
 bool poisons() noexcept;
 // Set all bytes of `storage_impl` to 0xFF, which is NaN for floating-point types.
+// Memory that is shared copy-on-write stays as it is.
 void poison(const StoragePtr& storage_impl);
 
 }  // namespace rekindle
