@@ -90,6 +90,12 @@ def profile(
     policy = policy_of(policy)
     if swap is not None:
         _check_swap(budget, repeats)
+    elif swap_directory is not None:
+        raise InvalidArgument(
+            f"rekindle.profile(step, swap_directory={str(swap_directory)!r}): got no swap=, "
+            'without which nothing is swapped; write rekindle.profile(step, swap="32GiB", '
+            "swap_directory=...)"
+        )
     with ProgressLine() as progress:
         show = watch or progress
         seen = observe(

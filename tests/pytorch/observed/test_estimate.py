@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -257,3 +259,27 @@ def test_estimate_with_swap_shows_line_that_works(tmp_path: Path) -> None:
     with eval(line.partition("host: ")[2], {"rekindle": rekindle}) as run:
         model(batch).sum().backward()
     assert run.peak <= run.budget
+
+
+def test_estimate_calls_no_hook_and_moves_no_generator() -> None:
+    drawing: Any = np.random  # the generator that programs use
+
+    class Drops(nn.Module):
+        """Leaves its layer out at random, as LayerDrop does."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            drawn = random.random() + drawing.rand() + torch.rand(()).numel()
+            return self.layer(x) if drawn > 1 else x
+
+    model, seen = Drops(), []
+    model.layer.register_forward_hook(lambda module, args, output: seen.append(output))
+    before = random.getstate(), drawing.get_state()[1].tolist(), torch.get_rng_state()
+    rekindle.estimate(model, torch.ones(4, 8))
+    assert seen == []
+    assert random.getstate() == before[0]
+    assert drawing.get_state()[1].tolist() == before[1]
+    assert torch.equal(torch.get_rng_state(), before[2])

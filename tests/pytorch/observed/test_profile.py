@@ -15,6 +15,7 @@ import rekindle
 from rekindle._predict import _on_noise
 from rekindle.cli import _demo_training as demo
 from rekindle.pytorch.observed._before import Undo
+from rekindle.pytorch.observed._bookkeeping import prices
 from rekindle.pytorch.observed._phases import Phases
 from rekindle.report import Choice, Profile
 from tests.helpers import sampled
@@ -312,3 +313,13 @@ def test_profile_of_phases_removes_its_optimizer_hooks() -> None:
         assert phases._part is None  # no recording is active
     assert found
     assert phases.budgets == found
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_profile_of_inference_measures_prices_with_gradients(mode: type) -> None:
+    """Prices of operators are measured at the first profile of a process."""
+    prices.cache_clear()
+    model = nn.Linear(64, 64)
+    with mode():
+        profile = rekindle.profile(lambda: model(torch.ones(8, 64)), repeats=1)
+    assert profile.peak > 0

@@ -77,6 +77,27 @@ def test_training_after_undone_step_matches_pytorch(
 
 
 @ways
+def test_undo_restores_assigned_data_of_weights(
+    way: Callable[[Callable[[], object]], object],
+) -> None:
+    """As in MoCo, whose second network follows the first by assignments to `parameter.data`."""
+    model, follower = nn.Linear(8, 8), nn.Linear(8, 8)
+    view = follower.weight[0].detach()
+    before = follower.weight.detach().clone()
+
+    def step() -> None:
+        model(torch.ones(4, 8)).sum().backward()
+        for mine, other in zip(follower.parameters(), model.parameters(), strict=True):
+            mine.data = mine.data * 0.9 + other.data * 0.1
+
+    way(step)
+    assert torch.equal(follower.weight, before)
+    assert view.data_ptr() == follower.weight.data_ptr()
+    step()
+    assert not torch.equal(follower.weight, before)
+
+
+@ways
 def test_undo_ignores_uninitialized_lazy_layer_elsewhere(
     way: Callable[[Callable[[], object]], object],
 ) -> None:

@@ -86,6 +86,33 @@ def test_verify_of_deterministic_step_passes() -> None:
     found.raise_if_different()
 
 
+def test_verify_compares_each_of_two_models_of_one_class() -> None:
+    class Pair(nn.Module):
+        """A class that no other test uses."""
+
+        def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+            self.function = function
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.function(self.layer(x))
+
+    def differs(x: Tensor) -> Tensor:
+        return torch.ops.rekindle_verify.shaken(x.detach()) + x * int.from_bytes(os.urandom(2))
+
+    x = torch.randn(4, 8)
+    for functions in ((differs, torch.tanh), (torch.tanh, differs)):
+        models = [Pair(function) for function in functions]
+        found = rekindle.verify(
+            lambda models=models: sum(m(x).sum() for m in models).backward(), budget="1MiB"
+        )
+        names = {name for kind, name in found.unstable if kind == "gradients"}
+        number = "" if functions[0] is differs else " 2"
+        assert f"Pair{number}.layer.weight" in names
+        del models
+
+
 @pytest.mark.parametrize("trained", [0, 2])
 def test_verify_leaves_state_of_program_unchanged(trained: int) -> None:
     """Before the first step no gradients and no optimizer state exist; later both exist."""

@@ -46,11 +46,11 @@ class _Holder(NamedTuple):
     storage: int
     maker: int
 
-    def category(self, said: Mapping[int, tuple[str, int]]) -> tuple[str, int]:
+    def category(self, owned_at: Mapping[int, tuple[str, int]]) -> tuple[str, int]:
         """Return the category, and the id of the parameter that the memory belongs to, or 0."""
         flags = self.flags
-        if self.allocation in said:
-            return said[self.allocation]
+        if self.allocation in owned_at:
+            return owned_at[self.allocation]
         if flags & _COUNTED:
             return self._counted(), 0
         if flags & _REPLAYABLE and not flags & _PINNED:
@@ -112,9 +112,9 @@ def bytes_saved(noted: SnapshotNumbers) -> Bytes:
 
 
 def in_words(noted: SnapshotNumbers) -> Snapshot:
-    """Convert a snapshot of the core to a `Snapshot`, with categories, names and the line."""
+    """Convert a snapshot of the core to a `Snapshot`, with categories, names, the source line."""
     memory, clock, resident, cached, line, holders, owned = _Snapshot(*noted)
-    said = {
+    owned_at = {
         each.allocation: (_KINDS[each.kind], each.parameter)
         for each in (_Owned(*each) for each in owned)
     }
@@ -122,9 +122,10 @@ def in_words(noted: SnapshotNumbers) -> Snapshot:
     sites: Counter[str] = Counter()
     found: dict[StorageId, Holder] = {}
     for each in sorted((_Holder(*each) for each in holders), key=lambda each: each.allocation):
-        category, parameter = each.category(said)
+        category, parameter = each.category(owned_at)
         categories[category] += each.nbytes
         maker = OpId(each.maker) if each.maker >= 0 else None
+        # a storage that the engine does not know gets a negative number
         storage = StorageId(each.storage if each.storage >= 0 else -each.allocation)
         found[storage] = Holder(category, each.nbytes, maker, parameter)
         if category in (SAVED, PROGRAM, KEPT):

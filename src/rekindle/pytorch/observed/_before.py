@@ -2,19 +2,18 @@
 
 `Before` finds live tensors, modules and optimizers through the garbage collector, so callers do
 not list them. It copies a storage to the CPU just before an operator first writes that storage, so
-memory that a step only reads is not copied. `Before` also restores gradients of leaves, random
-number generators, and the attributes of modules, optimizers, schedulers and scalers, with the
-dicts, lists and sets in these attributes. It does not restore other objects and globals of the
-program, iterators, or files. `Undo` is the dispatch mode in which a step runs.
+memory that a step only reads is not copied. `Before` also restores gradients of leaves, what
+`tensor.data` was before an assignment, random number generators, and the attributes of modules,
+optimizers, schedulers and scalers, with the dicts, lists and sets in these attributes. It does not
+restore other objects and globals of the program, iterators, or files. `Undo` is the dispatch mode
+in which a step runs.
 """
 
 from __future__ import annotations
 
 import gc
-import random
-import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, final
 
 import torch
@@ -26,9 +25,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rekindle.pytorch.devices import accelerator
 from rekindle.pytorch.held import present
-from rekindle.pytorch.online import PutBack, put_back
+from rekindle.pytorch.native import core
+from rekindle.pytorch.online import PutBack, keep_generators, put_back
 from rekindle.pytorch.operators import operator, written_by
 from rekindle.pytorch.tensors import homes_of, living_objects, privately, tensors_of, whole
 
@@ -71,9 +70,15 @@ class Before:
                 if isinstance(owner, _WITH_ATTRIBUTES)
             ),
             *(_materialized_no_more(each) for each in alive if isinstance(each, _LAZY)),
-            *_generators(),
+            *keep_generators(),
         ]
         self._drawn: dict[int, tuple[torch.Generator, Tensor]] = {}
+        # The tensors whose `data` the program has assigned since, by id, each with a tensor that
+        # has the memory of before.
+        self._replaced: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
+        _alive.add(self)
+        if (native := core()) is not None:
+            native.watch_set_data(_about_to_set_data)
 
     @property
     def leaves(self) -> Iterator[tuple[Tensor, Tensor | None]]:
@@ -93,6 +98,16 @@ class Before:
             for value in (*args, *kwargs.values()):
                 if type(value) is torch.Generator and id(value) not in self._drawn:
                     self._drawn[id(value)] = value, value.get_state()
+
+    def about_to_set_data(self, tensor: Tensor) -> None:
+        """Keep the memory of `tensor`, because the program assigns `tensor.data`."""
+        known = self._replaced.get(id(tensor))
+        if known is not None and known[0]() is tensor:
+            return
+        for home in homes_of([tensor]):
+            existed = self._homes.get(home._cdata)
+            if existed is not None and existed() is home:
+                self._replaced[id(tensor)] = weakref.ref(tensor), tensor.data
 
     def save_state(self) -> None:
         """Save all that steps of the program usually write, so that they may run unseen.
@@ -126,12 +141,24 @@ class Before:
                 if home.nbytes() != copy.numel():
                     home.resize_(copy.numel())
                 whole(home).copy_(copy)
+            for reference, data in self._replaced.values():
+                tensor = reference()
+                if tensor is not None:
+                    tensor.data = data
             for leaf, grad in self.leaves:
                 leaf.grad = grad
             for put_back in self._put_back:
                 put_back()
         for generator, state in self._drawn.values():
             generator.set_state(state)
+
+
+_alive: weakref.WeakSet[Before] = weakref.WeakSet()
+
+
+def _about_to_set_data(tensor: Tensor) -> None:
+    for before in [*_alive]:
+        before.about_to_set_data(tensor)
 
 
 def _materialized_no_more(lazy: Any) -> PutBack:
@@ -150,24 +177,6 @@ def _materialized_no_more(lazy: Any) -> PutBack:
             lazy.__class__ = kind
 
     return put_back
-
-
-def _generators() -> list[PutBack]:
-    """Return functions that set the generators of torch, Python and numpy to their state now."""
-    found: list[PutBack] = []
-
-    def remember(get: Callable[[], Any], put: Callable[[Any], Any]) -> None:
-        state = get()
-        found.append(lambda: put(state))
-
-    remember(torch.get_rng_state, torch.set_rng_state)
-    remember(random.getstate, random.setstate)
-    if accelerator.in_use():
-        remember(accelerator.generator_states, accelerator.set_generator_states)
-    if "numpy" in sys.modules:
-        numpy_random = sys.modules["numpy"].random
-        remember(numpy_random.get_state, numpy_random.set_state)
-    return found
 
 
 class Onlooker(TorchDispatchMode):

@@ -37,7 +37,15 @@ class Prices(NamedTuple):
 
 @functools.cache
 def prices() -> Prices:
-    """Measure Rekindle's overhead per operator. The first call takes about 0.1 s."""
+    """Measure Rekindle's overhead per operator. The first call takes about 0.1 s.
+
+    The grad mode and the default device of the caller play no role.
+    """
+    with torch.inference_mode(False), torch.enable_grad(), torch.device("cpu"):
+        return _measured()
+
+
+def _measured() -> Prices:
     weight = torch.full((_WIDTH,), 0.5, requires_grad=True)
     # run once before the measurement, because the first calls of a signature take longer
     _chain(weight, budget.unlimited(device="cpu"))

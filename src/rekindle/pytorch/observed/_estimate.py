@@ -28,7 +28,7 @@ from rekindle.policies import Swap
 from rekindle.pytorch.chains import total
 from rekindle.pytorch.context import Run
 from rekindle.pytorch.native import signatures_seen
-from rekindle.pytorch.online import table_of, users_line
+from rekindle.pytorch.online import keep_generators, table_of, users_line
 from rekindle.pytorch.rehearsed import Costs, FakeStep, MovingNeeds
 from rekindle.pytorch.tensors import Meter
 
@@ -182,7 +182,7 @@ def estimate(
     if swap is not None and not isinstance(swap, Swap):
         parse_memory(swap, line="rekindle.estimate(model, batch, swap={})")
     where = _device_of(model) if device is None else _possible(device)
-    state = torch.get_rng_state()
+    generators = keep_generators()
     try:
         rehearsal = _Rehearsal(model, example_inputs, where)
         return rehearsal.run(optimizer, loss or _default_loss, moves=swap is not None)
@@ -193,7 +193,8 @@ def estimate(
             "rekindle.budget.unlimited() and read run.peak"
         ) from error
     finally:
-        torch.set_rng_state(state)
+        for put_back in generators:
+            put_back()
 
 
 def _default_loss(output: Any) -> Tensor:

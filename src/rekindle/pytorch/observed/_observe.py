@@ -162,9 +162,14 @@ class Names:
         self.modules: dict[int, str] = {}
         self._tensors: dict[int, str] = {}
         self._addresses: dict[int, Key] = {}
+        # Roots of one class get different names, so that none hides the tensors of another.
+        numbers: Counter[str] = Counter()
         for root in roots:
+            numbers[_type(root)] += 1
+            number = numbers[_type(root)]
+            top = f"{_type(root)} {number}" if number > 1 else _type(root)
             for path, module in root.named_modules():
-                self.modules.setdefault(id(module), ".".join(filter(None, (_type(root), path))))
+                self.modules.setdefault(id(module), ".".join(filter(None, (top, path))))
         for module in before.modules:
             for kind, found in ((PARAMETERS, module._parameters), (BUFFERS, module._buffers)):
                 for name, tensor in found.items():

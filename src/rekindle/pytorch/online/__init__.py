@@ -9,6 +9,7 @@ from rekindle.pytorch.online._calls import ModelCall as ModelCall
 from rekindle.pytorch.online._calls import Shape as Shape
 from rekindle.pytorch.online._calls import interrupted_call as interrupted_call
 from rekindle.pytorch.online._contents import PutBack as PutBack
+from rekindle.pytorch.online._contents import keep_generators as keep_generators
 from rekindle.pytorch.online._contents import put_back as put_back
 from rekindle.pytorch.online._device import device_of as device_of
 from rekindle.pytorch.online._device import device_of_program as device_of_program

@@ -1,14 +1,38 @@
-"""Record the contents of Python containers, to restore them later."""
+"""Record the contents of Python containers and the states of generators, to restore them later."""
 
 from __future__ import annotations
 
+import random
+import sys
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
+from rekindle.pytorch.devices import accelerator
+
 _CONTAINERS = (dict, OrderedDict, defaultdict, list, set, deque)
 
 PutBack = Callable[[], Any]
+
+
+def keep_generators() -> list[PutBack]:
+    """Return functions that set the generators of torch, Python and NumPy to their state now."""
+    found: list[PutBack] = []
+
+    def remember(get: Callable[[], Any], put: Callable[[Any], Any]) -> None:
+        state = get()
+        found.append(lambda: put(state))
+
+    remember(torch.get_rng_state, torch.set_rng_state)
+    remember(random.getstate, random.setstate)
+    if accelerator.in_use():
+        remember(accelerator.generator_states, accelerator.set_generator_states)
+    if "numpy" in sys.modules:
+        numpy_random = sys.modules["numpy"].random
+        remember(numpy_random.get_state, numpy_random.set_state)
+    return found
 
 
 def keep(value: Any) -> PutBack:

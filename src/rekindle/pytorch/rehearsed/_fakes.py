@@ -89,6 +89,21 @@ class MadeUp(TorchDispatchMode):
         return False if dtype is torch.bool else 1.0 if dtype.is_floating_point else 1
 
 
+def _drop_listeners(module: nn.Module) -> None:
+    """Remove the program's forward and backward hooks, which expect real tensors.
+
+    Hooks from the package that defines the module's class stay, because the module may need them.
+    Forward pre-hooks stay too, because they may make weights.
+    """
+    package = type(module).__module__.partition(".")[0]
+    for hooks in (module._forward_hooks, module._backward_hooks):
+        for key, hook in list(hooks.items()):
+            code = getattr(hook, "__code__", None)
+            installed = code is not None and "-packages" in code.co_filename
+            if not installed or hook.__module__.partition(".")[0] != package:
+                del hooks[key]
+
+
 @final
 class FakeStep:
     """A model, its inputs and its optimizers, copied to fake tensors, to run training steps.
@@ -113,6 +128,8 @@ class FakeStep:
         """
         self.fakes = Fakes(device)
         self.model = self.fakes.model(model)
+        for module in self.model.modules():
+            _drop_listeners(module)
         self.inputs: Any = ()
         self.optimizers: list[Optimizer] = []
         self.made_up = MadeUp(where)

@@ -9,7 +9,6 @@ model, the function that computes the loss, and the cost of operators that never
 from __future__ import annotations
 
 import logging
-import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from rekindle.policies import Policy
 from rekindle.pytorch.online import (
     OPTIMIZER,
     ModelCall,
+    keep_generators,
 )
 from rekindle.pytorch.operators import BackwardNode, Operator
 from rekindle.pytorch.rehearsed._costs import Costs, Measured
@@ -84,7 +84,7 @@ def forecast(
     # In a process group, collective operators would wait for ranks that do not rehearse the step.
     if model is None or distributed:
         return None
-    state = torch.get_rng_state(), random.getstate()
+    generators = keep_generators()
     try:
         with _disable_current_modes(), torch.enable_grad(), _quietly():
             step = _Step(model, call, device, measured, node, report)
@@ -92,8 +92,8 @@ def forecast(
                 return Forecast(step.need_if_state_moves(), 0)
             trace = step.rehearse()
     finally:
-        torch.set_rng_state(state[0])
-        random.setstate(state[1])
+        for put_back in generators:
+            put_back()
     needed = min(int(_SPARE * smallest_budget(trace, policy)), keep_all_peak(trace))
     return Forecast(needed + _of_other_models(step.held, held), step.coming)
 
@@ -121,21 +121,6 @@ def _quietly() -> Iterator[None]:
         log.disabled = before
 
 
-def _drop_listeners(module: nn.Module) -> None:
-    """Remove the program's forward and backward hooks, which expect real tensors.
-
-    Hooks from the package that defines the module's class stay, because the module may need them.
-    Forward pre-hooks stay too, because they may make weights.
-    """
-    package = type(module).__module__.partition(".")[0]
-    for hooks in (module._forward_hooks, module._backward_hooks):
-        for key, hook in list(hooks.items()):
-            code = getattr(hook, "__code__", None)
-            installed = code is not None and "-packages" in code.co_filename
-            if not installed or hook.__module__.partition(".")[0] != package:
-                del hooks[key]
-
-
 @final
 class _Step:
     """One training step, run on fake tensors and recorded.
@@ -156,8 +141,6 @@ class _Step:
     ) -> None:
         self._costs, self._node, self._report = Costs(measured, device), node, report
         self._step = step = FakeStep(model, device)
-        for module in step.model.modules():
-            _drop_listeners(module)
         for copied, parameter in zip(step.model.parameters(), model.parameters(), strict=True):
             if parameter.grad is not None:
                 copied.grad = step.fakes.like(parameter.grad)

@@ -52,7 +52,7 @@ def host_memory(
     return None
 
 
-ANY: Final[Bytes] = 1 << 60
+UNLIMITED: Final[Bytes] = 1 << 60
 """The limit of host memory if the user gives none: more bytes than any host has."""
 
 
@@ -94,7 +94,7 @@ class HostMemory:
         if not isinstance(swap, Swap):
             self._limit = parse_memory(swap, line=call.format("swap={}"))
         else:
-            self._limit = None if swap.host is None else swap.host
+            self._limit = swap.host
         self._device = device
         self._directory = directory
 
@@ -125,7 +125,8 @@ class HostMemory:
 
     def _open(self) -> tuple[Store, Hashable]:
         """Open the store. Return it with the device or disk that its bandwidth depends on."""
-        limit = ANY if self._limit is None else self._limit  # `write` fails if the host is full
+        # without a limit, `write` fails when the host is full
+        limit = UNLIMITED if self._limit is None else self._limit
         if is_accelerator(self._device):
             return PinnedStore(limit, self._device, Streams(self._device)), self._device
         directory = Path(default_directory() if self._directory is None else self._directory)
