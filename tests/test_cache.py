@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rekindle._cache import cache_folder, core_folder
+from rekindle._cache import OFF, cache_folder, core_folder, switch_off
 
 HOME = Path("/home/somebody")
 
@@ -38,3 +38,15 @@ def test_cache_folder_follows_environment_variables(
             monkeypatch.setenv(name, value)
     assert cache_folder() == learned
     assert core_folder() == cores
+
+
+def test_cache_that_is_switched_off_keeps_folder_of_cores(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for folder in (str(tmp_path), OFF, ""):
+        monkeypatch.setenv("REKINDLE_CACHE", folder)
+        cores = core_folder()
+        for _ in range(2):
+            switch_off()
+            assert cache_folder() is None
+            assert core_folder() == cores

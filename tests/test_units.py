@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rekindle import InvalidBudget, RekindleError
-from rekindle._units import format_bytes, format_ns, parse_bytes
+from rekindle._units import format_at_least, format_bytes, format_ns, parse_bytes
 
 UNITS = "B, KB, MB, GB, TB (powers of 1000) or KiB, MiB, GiB, TiB (powers of 1024)"
 MORE = "more than 0 bytes"
@@ -223,6 +223,13 @@ def test_text_of_whole_bytes_is_parsed_exactly(n: int) -> None:
     assert parse_bytes(n) == parse_bytes(str(n)) == parse_bytes(f"{n:_} B") == n
     assert parse_bytes(f"{n}GiB") == n * 2**30
     assert parse_bytes(f"{n} mb") == n * 10**6
+
+
+@given(st.integers(1, 2**49))
+@example(1024**2 - 1)
+def test_text_rounded_up_is_no_less_than_bytes(n: int) -> None:
+    found = parse_bytes(format_at_least(n))
+    assert n <= found <= 1.101 * n
 
 
 @given(st.integers(1, 2**49) | st.integers(0, 49).map(lambda power: 2**power))

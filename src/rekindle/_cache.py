@@ -25,7 +25,7 @@ def cache_folder() -> Path | None:
     Raises:
         RuntimeError: The user has no home folder.
     """
-    return None if os.environ.get("REKINDLE_CACHE") == OFF else _base()
+    return None if _chosen()[0] else _base()
 
 
 def core_folder() -> Path:
@@ -35,6 +35,16 @@ def core_folder() -> Path:
         RuntimeError: The user has no home folder.
     """
     return _base() / "cores"
+
+
+def switch_off() -> None:
+    """Neither keep nor use learned data from now on, in this process and those that it starts.
+
+    Compiled cores stay in the folder in which they are.
+    """
+    off, folder = _chosen()
+    if not off:
+        os.environ["REKINDLE_CACHE"] = f"{OFF}:{folder}" if folder else OFF
 
 
 def store(path: Path, text: str) -> None:
@@ -55,9 +65,15 @@ def store(path: Path, text: str) -> None:
         os.replace(unfinished, path)
 
 
+def _chosen() -> tuple[bool, str]:
+    """Return True if learned data are switched off, and the folder that the user has chosen."""
+    text = os.environ.get("REKINDLE_CACHE", "")
+    off = text == OFF or text.startswith(f"{OFF}:")
+    return off, text[len(OFF) + 1 :] if off else text
+
+
 def _base() -> Path:
-    chosen = os.environ.get("REKINDLE_CACHE")
-    if chosen and chosen != OFF:
-        return Path(chosen).absolute()
+    if folder := _chosen()[1]:
+        return Path(folder).absolute()
     xdg = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (xdg if xdg.is_absolute() else Path.home() / ".cache") / "rekindle"

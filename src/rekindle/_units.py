@@ -92,6 +92,16 @@ def format_bytes(n: Bytes) -> str:
     return _scaled(n, _SHOWN_BYTES)
 
 
+def format_at_least(n: Bytes) -> str:
+    """Format bytes as `format_bytes` does, but rounded up, so that the text is no less than `n`."""
+    text = format_bytes(n)
+    if n <= 0 or parse_bytes(text) >= n:
+        return text
+    number, unit = text.split()
+    decimals = len(number.partition(".")[2])
+    return f"{float(number) + 10**-decimals:.{decimals}f} {unit}"
+
+
 def format_ns(ns: Nanoseconds) -> str:
     """Format ns for people: "850 ns", "3.2 ms", "12.50 s", "2 min 05 s", "1 h 02 min"."""
     if abs(ns) < 59_995_000_000:  # From this time on, rounding would give "60.00 s".

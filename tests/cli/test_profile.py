@@ -128,3 +128,57 @@ def test_report_command_refuses_file_that_is_not_a_report(tmp_path: Path, conten
     result = run("report", path)
     assert result.exit_code == 1
     assert str(path) in result.stderr
+
+
+def test_profile_of_script_that_ends_with_sys_exit_is_shown(folder: Path) -> None:
+    (folder / "ends.py").write_text(
+        "import sys, torch\ntorch.ones(9).exp()\nsys.exit(int(sys.argv[1]))"
+    )
+    result = run("profile", "ends.py", "0")
+    assert result.exit_code == 0, result.output
+    assert "peak" in result.stdout
+    assert run("profile", "ends.py", "3").exit_code == 3
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("profile", "tiny_training.py:step", "--html", "nowhere/p.html"),
+        ("profile", "tiny_training.py:step", "-o", "nowhere/p.json"),
+        ("simulate", ".", "--csv", "nowhere/p.csv"),
+        ("simulate", ".", "--plots", "nowhere/plots"),
+        ("plan", "trace.jsonl", "--plot", "nowhere/p.svg"),
+    ],
+)
+def test_file_in_missing_folder_is_refused_before_the_work(
+    script: Path, words: tuple[str, ...]
+) -> None:
+    (script.parent / "trace.jsonl").touch()
+    result = run(*words)
+    assert result.exit_code == 2
+    assert "there is no folder nowhere" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [("simulate", ".", "--plots", "plots"), ("plan", "trace.jsonl", "--plot", "p.svg")]
+)
+def test_plot_without_matplotlib_is_refused_before_the_work(
+    script: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (script.parent / "trace.jsonl").touch()
+    monkeypatch.setattr("rekindle.cli._options.find_spec", lambda name: None)
+    result = run(*words)
+    assert result.exit_code == 1
+    assert "needs matplotlib" in result.stderr
+
+
+def test_profile_with_json_and_slowdown_is_refused(script: Path) -> None:
+    result = run("profile", "tiny_training.py:step", "--json", "--slowdown", "2")
+    assert result.exit_code == 2
+    assert "leave one of them out" in " ".join(result.stderr.split())
+
+
+def test_profile_with_swap_directory_alone_is_refused(script: Path) -> None:
+    result = run("profile", "tiny_training.py:step", "--swap-directory", ".")
+    assert result.exit_code == 1
+    assert "got no swap=" in result.stderr

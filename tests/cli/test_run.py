@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import py_compile
 import re
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -221,6 +223,92 @@ def test_run_options_write_reports_profile_and_progress(script: Path) -> None:
     smallest = first.stderr.partition("smallest budget: --budget ")[2].split()[0]
     second = run("--budget", smallest, "train.py", cwd=script.parent)
     assert (second.stdout, second.returncode) == (first.stdout, 0)
+
+
+@pytest.mark.slow
+def test_run_with_progress_leaves_output_to_a_file_alone(tmp_path: Path) -> None:
+    """Standard error is a terminal, standard output a file."""
+    line = "x" * 300
+    (tmp_path / "train.py").write_text(f"import torch\ntorch.ones(9).exp()\nprint({line!r})")
+    screen, terminal = os.openpty()
+    command = [sys.executable, "-m", "rekindle", "run", "--progress", "train.py"]
+    with (tmp_path / "out.txt").open("w") as file:
+        process = subprocess.Popen(command, cwd=tmp_path, stdout=file, stderr=terminal)
+        os.close(terminal)
+        shown = b""
+        while part := _read(screen):
+            shown += part
+        assert process.wait() == 0, shown
+    os.close(screen)
+    assert (tmp_path / "out.txt").read_text() == line + "\n"
+    assert b"evictions" in shown
+
+
+def _read(screen: int) -> bytes:
+    """Return what was written to a pseudo-terminal; nothing once its other end is closed."""
+    try:
+        return os.read(screen, 4096)
+    except OSError:
+        return b""
+
+
+@pytest.mark.slow
+def test_report_is_written_although_program_changes_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os, sys, torch\ntorch.ones(9).exp()\nos.mkdir('other')\nos.chdir('other')\n"
+        "sys.exit(7)"
+    )
+    result = run("--report", "json", "run.json", "train.py", cwd=tmp_path)
+    assert result.returncode == 7, result.stderr
+    assert json.loads((tmp_path / "run.json").read_text())["peak"] > 0
+
+
+@pytest.mark.slow
+def test_exit_code_is_that_of_the_program_if_report_fails(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os, shutil, sys, torch\ntorch.ones(9).exp()\nshutil.rmtree('reports')\nsys.exit(7)"
+    )
+    (tmp_path / "reports").mkdir()
+    result = run("--report", "json", "reports/run.json", "train.py", cwd=tmp_path)
+    assert result.returncode == 7, result.stderr
+    assert "rekindle: no report: FileNotFoundError" in result.stderr
+
+
+@pytest.mark.slow
+def test_module_stays_main_until_the_process_ends(tmp_path: Path) -> None:
+    """An exit handler pickles a class of the program, which it finds in `__main__`."""
+    (tmp_path / "train.py").write_text(
+        "import atexit, pickle, sys\n"
+        "class Own: pass\n"
+        "atexit.register(lambda: print(len(pickle.dumps(Own())) > 0, sys.argv[1:]))\n"
+        "print(__name__, __spec__.name, __package__, __file__ == sys.argv[0])\n"
+    )
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text((tmp_path / "train.py").read_text())
+    for name in ("train", "package"):
+        plain = python("-m", name, "--own", cwd=tmp_path)
+        ours = run("-q", "-m", name, "--own", cwd=tmp_path)
+        assert plain.returncode == 0, plain.stderr
+        assert (ours.stdout, ours.returncode) == (plain.stdout, 0), ours.stderr
+
+
+@pytest.mark.slow
+def test_script_from_a_pipe_or_compiled_runs_as_under_python(tmp_path: Path) -> None:
+    (tmp_path / "helper.py").write_text("text = 'helped'")
+    (tmp_path / "train.py").write_text("import helper\nprint(helper.text)")
+    compiled = py_compile.compile(str(tmp_path / "train.py"), str(tmp_path / "train.pyc"))
+    (tmp_path / "train.py").unlink()
+    (tmp_path / "elsewhere").mkdir()
+    result = run("-q", compiled, cwd=tmp_path / "elsewhere")
+    assert (result.stdout, result.returncode) == ("helped\n", 0), result.stderr
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=(tmp_path / "pipe").write_text, args=("print('from a pipe')",))
+    writer.start()
+    result = run("-q", "pipe", cwd=tmp_path)
+    writer.join()
+    assert (result.stdout, result.returncode) == ("from a pipe\n", 0), result.stderr
 
 
 @pytest.mark.slow

@@ -110,3 +110,13 @@ def test_verify_of_missing_function_exits_2_and_lists_functions(script: str) -> 
     said = " ".join(result.output.split())
     assert "has no function 'stepp'; its functions are: step, unsteady; write " in said
     assert said.endswith(":step")
+
+
+def test_verify_gives_script_its_own_arguments(
+    script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [*sys.argv])
+    path = Path(script).with_name("reads.py")
+    path.write_text(f"import sys\nassert sys.argv[1:] == ['--rows', '8'], sys.argv\n{SCRIPT}")
+    result = run(str(path), "--budget", "1MiB", "--", "--rows", "8")
+    assert result.exit_code == 0, result.output

@@ -124,3 +124,14 @@ def test_simulate_with_fast_swap_recomputes_less(logs: Path) -> None:
     assert alone["waiting_ns"] == 0
     assert fast["rematerializations"] < alone["rematerializations"]
     assert fast["overhead"] < alone["overhead"]
+
+
+def test_simulate_runs_each_budget_that_is_given(logs: Path) -> None:
+    words = ("--budget", "9kB", "--budget", "12kB", "--policy", "dtr-eq", "--json")
+    lines = _run("simulate", logs / "short.jsonl", *words).stdout.splitlines()
+    assert [json.loads(line)["budget_bytes"] for line in lines] == [9000, 12000]
+
+
+def test_simulate_with_repair_and_no_allocator_is_refused(logs: Path) -> None:
+    result = _run("simulate", logs / "short.jsonl", "--repair", "score", fails=True)
+    assert "--allocator native --repair score" in result.stderr

@@ -16,10 +16,11 @@ import sys
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.machinery import SourceFileLoader
+from importlib.abc import InspectLoader
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
-from types import ModuleType, TracebackType
-from typing import final
+from types import CodeType, ModuleType, TracebackType
+from typing import Any, final
 
 import click
 
@@ -67,20 +68,18 @@ class MainProgram:
     def run(self) -> None:
         """Run the whole program. Exceptions of it, including `SystemExit`, are not caught."""
         if self.is_module:
-            runpy.run_module(self.place, run_name="__main__", alter_sys=True)
-        elif self._is_archive:
+            self._run_module()
+        elif self._is_archive or self.place.endswith(".pyc"):
             runpy.run_path(self.place, run_name="__main__")
         else:
             self._run_script()
 
     @property
     def _is_archive(self) -> bool:
-        """True for a folder or zip file that has a __main__.py, and for a .pyc file."""
-        return (
-            os.path.isdir(self.place)
-            or self.place.endswith(".pyc")
-            or zipfile.is_zipfile(self.place)
-        )
+        """True for a folder or zip file that has a __main__.py."""
+        # a pipe is not opened here, because its text can be read only once
+        is_zip = os.path.isfile(self.place) and zipfile.is_zipfile(self.place)
+        return os.path.isdir(self.place) or is_zip
 
     def _refuse_what_is_no_program(self) -> None:
         """Raise `click.UsageError` if the place is no program.
@@ -91,7 +90,7 @@ class MainProgram:
         if path.is_dir():
             kind = None if (path / "__main__.py").exists() else "a folder without a __main__.py"
         else:
-            kind = what_is(path)
+            kind = what_is(path) if path.is_file() else ""
             kind = kind if kind.startswith(_NO_PROGRAMS) and path.suffix != ".pyc" else None
         if kind is not None:
             raise click.UsageError(
@@ -115,21 +114,40 @@ class MainProgram:
             )
 
     def _run_script(self) -> None:
-        """Run the script in a new __main__ module.
-
-        The module stays in sys.modules, because threads, workers and exit handlers of the program
-        may still use it after the last line. `runpy.run_path` would remove it.
-        """
         path = os.path.abspath(self.place)
-        main = ModuleType("__main__")
-        main.__file__ = path
-        main.__loader__ = SourceFileLoader("__main__", path)
-        main.__spec__ = None
-        vars(main)["__builtins__"] = builtins
         with io.open_code(path) as file:
             code = compile(file.read(), path, "exec", dont_inherit=True)
-        sys.modules["__main__"] = main
-        exec(code, vars(main))
+        _run_as_main(code, path, SourceFileLoader("__main__", path), None)
+
+    def _run_module(self) -> None:
+        """Run a module, or the module `__main__` of a package."""
+        spec = importlib.util.find_spec(self.place)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{self.place}.__main__")
+        loader = None if spec is None else spec.loader
+        code = loader.get_code(spec.name) if spec and isinstance(loader, InspectLoader) else None
+        if spec is None or code is None:
+            runpy.run_module(self.place, run_name="__main__", alter_sys=True)  # raises an error
+            return
+        sys.argv[0] = spec.origin or self.place
+        _run_as_main(code, spec.origin, spec.loader, spec)
+
+
+def _run_as_main(code: CodeType, path: str | None, loader: Any, spec: ModuleSpec | None) -> None:
+    """Run `code` in a new __main__ module.
+
+    The module stays in sys.modules, because threads, workers and exit handlers of the program may
+    still use it after the last line. The functions of `runpy` would remove it.
+    """
+    main = ModuleType("__main__")
+    main.__loader__ = loader
+    main.__spec__ = spec
+    main.__package__ = None if spec is None else spec.parent
+    if path is not None:
+        main.__file__ = path
+    vars(main).update(__builtins__=builtins, __cached__=None if spec is None else spec.cached)
+    sys.modules["__main__"] = main
+    exec(code, vars(main))
 
 
 def show(error: BaseException) -> int:

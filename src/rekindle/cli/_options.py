@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -70,10 +71,30 @@ def policy_name(ctx: click.Context, param: click.Parameter, value: str | None) -
 def writable(
     ctx: click.Context, param: click.Parameter, value: tuple[tuple[str, Path], ...]
 ) -> tuple[tuple[str, Path], ...]:
-    """Check that the folders of output files exist now, not after the program has run."""
+    """Check that the folders of output files exist now, not after the program has run.
+
+    The paths become absolute, because the program may change its working folder.
+    """
     for _, path in value:
         refuse_missing_folder(param.opts[0], path, ctx)
-    return value
+    return tuple((form, path.absolute()) for form, path in value)
+
+
+def new_file(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
+    """Check that the folder of an output file exists now, and make its path absolute."""
+    if value is None:
+        return None
+    refuse_missing_folder(f"{param.opts[-1]} {value}", value, ctx)
+    return value.absolute()
+
+
+def plot_file(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
+    """Check now that matplotlib can draw into a file, not after a long search."""
+    if value is not None and find_spec("matplotlib") is None:
+        raise click.ClickException(
+            f"{param.opts[0]} needs matplotlib; write: pip install matplotlib"
+        )
+    return new_file(ctx, param, value)
 
 
 def refuse_missing_folder(option: str, path: Path, ctx: click.Context | None = None) -> None:

@@ -84,4 +84,12 @@ def step_of(program: str) -> tuple[Callable[[], Any], bool]:
             f"got {program!r}, wanted a script or a function; write SCRIPT.py or MODULE:FUNCTION"
         )
     path = script(place)
-    return lambda: runpy.run_path(str(path), run_name="__main__"), False
+
+    def whole_script() -> None:
+        try:
+            runpy.run_path(str(path), run_name="__main__")
+        except SystemExit as end:  # of a script such as `sys.exit(main())`
+            if end.code:
+                raise
+
+    return whole_script, False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
@@ -30,15 +31,21 @@ def progress(run: Run) -> Generator[None]:
     """Show the status of a run after each training step, until the context ends.
 
     On a terminal the status is one line below the program's output. Elsewhere a line is printed
-    every `BETWEEN_LINES` seconds.
+    every `BETWEEN_LINES` seconds. Output that goes to a file or a pipe is left alone.
     """
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
 
-    console = Console(stderr=True)
     shown = float("-inf")
-    live = Live(Text(""), console=console, auto_refresh=False) if console.is_terminal else None
+    live = None
+    if sys.stderr.isatty():
+        live = Live(
+            Text(""),
+            console=Console(stderr=True),
+            auto_refresh=False,
+            redirect_stdout=sys.stdout.isatty(),
+        )
 
     def show(_: object) -> None:
         nonlocal shown

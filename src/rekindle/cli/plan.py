@@ -15,7 +15,7 @@ from rekindle._errors import RekindleError
 from rekindle._progress import ProgressLine
 from rekindle._types import Bytes
 from rekindle._units import format_bytes, format_ns
-from rekindle.cli._options import examples, size, sizes
+from rekindle.cli._options import examples, plot_file, size, sizes
 from rekindle.policies.swap import Swap
 
 if TYPE_CHECKING:
@@ -94,6 +94,7 @@ _SHOWN = "cuts"  # name of the planner to run if --planner is not given
 @click.option(
     "--plot",
     type=click.Path(dir_okay=False, path_type=Path),
+    callback=plot_file,
     help="Draw time against memory into FILE (.png, .svg or .pdf).",
 )
 @click.option(
@@ -164,7 +165,7 @@ def command(
         _show(plans, problem)
     if plot is not None:
         _draw(plans, problem, plot)
-    if not compare and any(plan.schedule is None for plan in plans):
+    if (names or not compare) and any(plan.schedule is None for plan in plans):
         ctx.exit(1)
 
 
@@ -273,12 +274,8 @@ def _gap(plan: Plan, bound: float) -> float:
 
 
 def _draw(plans: Sequence[Plan], problem: Problem, path: Path) -> None:
-    try:
-        from rekindle.report._plot import time_against_memory
-    except ImportError:
-        raise click.ClickException(
-            "--plot needs matplotlib; write: pip install 'rekindle[plot]'"
-        ) from None
+    from rekindle.report._plot import time_against_memory
+
     curves: dict[str, list[tuple[float, float]]] = {}
     for plan in plans:
         ratio = _ratio(plan, problem)

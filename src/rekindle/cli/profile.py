@@ -11,7 +11,7 @@ import click
 from rekindle._errors import InvalidArgument
 from rekindle._types import Bytes
 from rekindle._units import format_bytes
-from rekindle.cli._options import examples, memory, size
+from rekindle.cli._options import examples, memory, new_file, size
 from rekindle.cli._program import step_of
 from rekindle.report import Profile
 
@@ -69,12 +69,14 @@ from rekindle.report import Profile
 @click.option(
     "--html",
     type=click.Path(dir_okay=False, path_type=Path),
+    callback=new_file,
     help="Also write the report as a web page, which needs no network.",
 )
 @click.option(
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
+    callback=new_file,
     help="Also write the report as JSON, for `rekindle report`.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON, and nothing else.")
@@ -108,6 +110,11 @@ def command(
         raise click.UsageError(
             "--swap runs a function several times within several budgets; write "
             "rekindle profile --swap 64GiB train.py:step, without --budget and --repeats 0"
+        )
+    if as_json and slowdown is not None:
+        raise click.UsageError(
+            "got both --json, which prints the report and nothing else, and --slowdown; leave one "
+            "of them out. The report's `curve` has the time within each budget"
         )
     profile = rekindle.profile(
         step,

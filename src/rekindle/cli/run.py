@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from rekindle._cache import OFF
+from rekindle._cache import switch_off
 from rekindle._errors import InvalidArgument, InvalidBudget, OutOfBudget
 from rekindle._types import Bytes
 from rekindle._units import parse_bytes
@@ -173,7 +173,7 @@ def command(
     from rekindle.pytorch import budget as within
 
     if no_cache:
-        os.environ["REKINDLE_CACHE"] = OFF
+        switch_off()
     if no_learn and (learn or learn_wait):
         raise click.UsageError(
             f"got both {'--learn' if learn else '--learn-wait'} and --no-learn; leave one of them "
@@ -222,9 +222,12 @@ def command(
     finally:
         # Only this process writes the report, not one that the program has forked.
         if run is not None and os.getpid() == process:
-            _tell(run, reports, quiet)
-            if phases is not None:
-                click.echo(f"rekindle: {found_by(phases)}", err=True)
+            try:
+                _tell(run, reports, quiet)
+                if phases is not None:
+                    click.echo(f"rekindle: {found_by(phases)}", err=True)
+            except Exception as error:  # the exit code stays that of the program
+                click.echo(f"rekindle: no report: {type(error).__name__}: {error}", err=True)
     ctx.exit(code)
 
 

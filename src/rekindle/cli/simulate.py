@@ -15,7 +15,7 @@ import click
 from rekindle._errors import InvalidFile, InvalidTrace
 from rekindle._types import Bytes
 from rekindle._units import format_bytes
-from rekindle.cli._options import examples, size
+from rekindle.cli._options import examples, new_file, plot_file, size, sizes
 from rekindle.native import cores
 from rekindle.policies import NAMED, PAPER, Swap, named
 from rekindle.simulator import (
@@ -65,7 +65,12 @@ def policy_names(ctx: click.Context, param: click.Parameter, names: Iterable[str
     ),
 )
 @click.option(
-    "--budget", metavar="SIZE", callback=size, help=("A budget, such as 6GiB; may be repeated.")
+    "--budget",
+    "budgets",
+    multiple=True,
+    metavar="SIZE",
+    callback=sizes,
+    help="A budget, such as 6GiB; may be repeated.",
 )
 @click.option(
     "--ratio",
@@ -117,12 +122,10 @@ def policy_names(ctx: click.Context, param: click.Parameter, names: Iterable[str
 @click.option(
     "--repair",
     type=click.Choice(get_args(Repair)),
-    default="window",
-    show_default=True,
     help=(
-        "The values to evict when an allocation fails although enough bytes are free in total. "
-        "window: those at adjacent addresses that cost least to evict. score: one after another "
-        "by the policy's score."
+        "The values to evict when an allocation of --allocator fails although enough bytes are "
+        "free in total. window: those at adjacent addresses that cost least to evict. score: one "
+        "after another by the policy's score. [default: window]"
     ),
 )
 @click.option(
@@ -135,22 +138,29 @@ def policy_names(ctx: click.Context, param: click.Parameter, names: Iterable[str
     "--json", "as_json", is_flag=True, help=("Print one JSON object per run, and nothing else.")
 )
 @click.option(
-    "--csv", "csv_path", type=click.Path(path_type=Path), help="Also write a table to PATH."
+    "--csv",
+    "csv_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    callback=new_file,
+    help="Also write a table to PATH.",
 )
 @click.option(
-    "--plots", type=click.Path(path_type=Path), help=("Also write plots into the folder PATH.")
+    "--plots",
+    type=click.Path(file_okay=False, path_type=Path),
+    callback=plot_file,
+    help="Also write plots into the folder PATH.",
 )
 def command(
     logs: tuple[Path, ...],
     policies: list[str],
-    budget: Bytes | None,
+    budgets: list[Bytes],
     ratios: tuple[float, ...],
     as_sweep: bool,
     limit: float,
     bandwidth: Bytes | None,
     allocator: AllocatorName | None,
     device_memory: Bytes | None,
-    repair: Repair,
+    repair: Repair | None,
     jobs: int | None,
     as_json: bool,
     csv_path: Path | None,
@@ -162,7 +172,7 @@ def command(
     passes, or needs more memory than the budget (oom), or recomputes for longer than the limit
     (thrash).
     """
-    if budget is not None and (ratios or as_sweep):
+    if budgets and (ratios or as_sweep):
         raise click.UsageError(
             "got more than one of --budget, --ratio and --sweep, which all set the budgets; "
             "write only one of them"
@@ -172,11 +182,15 @@ def command(
             "--device-memory needs --allocator and cannot be combined with --swap; write "
             "--allocator native, and leave out --swap"
         )
-    device = Device(allocator, device_memory, repair) if allocator else None
+    if repair is not None and allocator is None:
+        raise click.UsageError(
+            f"--repair {repair} needs --allocator; write --allocator native --repair {repair}"
+        )
+    device = Device(allocator, device_memory, repair or "window") if allocator else None
     swap = Swap(None, bandwidth, bandwidth) if bandwidth else None
     policies = policies or (list(PAPER) if as_sweep else ["thrifty"])
     paths = expand(logs)
-    if budget is None:
+    if not budgets:
         chosen = ratios or (RATIOS if as_sweep else (0.5,))
         wanted = cases(
             paths,
@@ -198,6 +212,7 @@ def command(
                 device=device,
             )
             for path in paths
+            for budget in budgets
             for policy in policies
         ]
     outcomes = run_all(wanted, jobs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     )
 )
 @click.argument("target", metavar="SCRIPT.py[:STEP]")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.option(
     "--budget",
     required=True,
@@ -34,18 +36,22 @@ if TYPE_CHECKING:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, and nothing else.")
 @click.pass_context
-def command(ctx: click.Context, target: str, budget: Bytes, as_json: bool) -> None:
+def command(
+    ctx: click.Context, target: str, arguments: tuple[str, ...], budget: Bytes, as_json: bool
+) -> None:
     """Run a training step with and without a budget, and compare.
 
     STEP is the name of a function without arguments that makes one training step; the default is
     "step". SCRIPT.py runs once, not as __main__, to define this function. A module,
     package.module:STEP, is imported instead. The function must do the same at each call. It runs
     twice without the budget and once within it. Results, gradients, buffers, random numbers and
-    calls of hooks are compared bit for bit.
+    calls of hooks are compared bit for bit. The script finds ARGUMENTS in sys.argv; put -- before
+    arguments that begin with a dash.
     """
     from rekindle.pytorch import verify
 
     place, _, name = target.partition(":")
+    sys.argv = [place, *arguments]
     step = function(place, name or "step")
     try:
         found = verify(step, budget=budget)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 from rekindle._types import Bytes, Nanoseconds
-from rekindle._units import format_bytes, format_ns
+from rekindle._units import format_at_least, format_bytes, format_ns
 from rekindle.report import _svg
 from rekindle.report._data import Figures
 from rekindle.report._plot import COLORS
@@ -51,7 +51,7 @@ def fragment(report: Figures) -> str:
         _section("Who held the peak", _who(report)),
         _section("By module", _bars(by_kind(peak.modules), peak.memory)),
         _section("By line of your program", _bars(short_paths(peak.lines), peak.memory)),
-        _section("What was saved came from", _bars(peak.operators, peak.memory)),
+        _section("By operator", _bars(peak.operators, peak.memory)),
         _section("What was recomputed", _recomputed(report)),
         _section("What was copied to the host and back", _moved(report)),
         _section("What stays in memory", _bars(by_kind(report.staying), 0)),
@@ -79,7 +79,7 @@ def _figures(report: Figures) -> str:
         cards.append(("swapped out", format_bytes(report.swapped.out), waited))
     if report.smallest_budget is not None:
         part = f"{report.smallest_budget / max(1, report.peak):.1%} of the peak"
-        cards.append(("smallest budget", format_bytes(report.smallest_budget), part))
+        cards.append(("smallest budget", format_at_least(report.smallest_budget), part))
     if report.plain_ns is not None:
         cards.append((f"plain {report.measured}", format_ns(report.plain_ns), "without Rekindle"))
     return f'<dl class="figures">{"".join(_card(*card) for card in cards)}</dl>'
@@ -167,7 +167,14 @@ def _who(report: Figures) -> str:
 
 
 def _bars(table: Mapping[str, Bytes], whole: Bytes) -> str:
-    """Return an HTML table with a bar for the bytes of each row."""
+    """Return an HTML table with a bar for the bytes of each row, and their share of `whole` bytes.
+
+    0: the rows are parts of no whole.
+    """
+
+    def share(nbytes: Bytes) -> str:
+        return f"<td>{nbytes / whole:.1%}</td>" if whole else ""
+
     shown = list(table.items())[:MOST_ROWS]
     if not shown:
         return ""
@@ -175,16 +182,15 @@ def _bars(table: Mapping[str, Bytes], whole: Bytes) -> str:
     rows = [
         f"<tr><th>{_breakable(name)}</th>"
         f'<td class="bar"><i style="width:{100 * nbytes / most:.1f}%"></i></td>'
-        f"<td>{format_bytes(nbytes)}</td><td>{nbytes / whole if whole else 0:.1%}</td></tr>"
+        f"<td>{format_bytes(nbytes)}</td>{share(nbytes)}</tr>"
         for name, nbytes in shown
     ]
     rest = sum(table.values()) - sum(nbytes for _, nbytes in shown)
     if len(table) > len(shown):
         more = f"and {len(table) - len(shown)} more"
-        share = rest / whole if whole else 0
         rows.append(
             f'<tr class="rest"><th>{more}</th><td class="bar"></td>'
-            f"<td>{format_bytes(rest)}</td><td>{share:.1%}</td></tr>"
+            f"<td>{format_bytes(rest)}</td>{share(rest)}</tr>"
         )
     return f'<table class="bars">{"".join(rows)}</table>'
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO
 
 from rekindle._types import Bytes
-from rekindle._units import format_bytes, format_ns
+from rekindle._units import format_at_least, format_bytes, format_ns
 from rekindle.report._data import Choice, Figures
 from rekindle.report._tables import by_kind, recomputed_by_kind, short_path, short_paths
 
@@ -34,7 +34,7 @@ def text_of(report: Figures, *, color: bool) -> str:
         _peak(report, paint),
         _table("by module:", by_kind(report.at_peak.modules), report.at_peak.memory, paint),
         _table("by line:", short_paths(report.at_peak.lines), report.at_peak.memory, paint),
-        _saved(report, paint),
+        _operators(report, paint),
         _recomputed(report, paint),
         _moved(report, paint),
         _table("stays in memory:", by_kind(report.staying), 0, paint),
@@ -66,7 +66,7 @@ def _figures(report: Figures, paint: _Paint) -> list[str]:
     rows += _resident(report) + _swapped(report)
     if report.smallest_budget is not None:
         part = f"   {report.smallest_budget / report.peak:.1%} of the peak" if report.peak else ""
-        rows.append(f"smallest budget {format_bytes(report.smallest_budget):>11}{part}")
+        rows.append(f"smallest budget {format_at_least(report.smallest_budget):>11}{part}")
     if report.plain_ns is not None:
         name = f"plain {report.measured}"
         rows.append(f"{name:<15} {format_ns(report.plain_ns):>11}   without Rekindle")
@@ -107,11 +107,11 @@ def _peak(report: Figures, paint: _Paint) -> list[str]:
     return [paint(title, _BOLD), *_rows(peak.categories, peak.memory, paint)]
 
 
-def _saved(report: Figures, paint: _Paint) -> list[str]:
+def _operators(report: Figures, paint: _Paint) -> list[str]:
     operators = report.at_peak.operators
     if not operators:
         return []
-    return [paint("most of what was saved came from:", _BOLD), *_rows(operators, 0, paint)]
+    return [paint("by operator:", _BOLD), *_rows(operators, 0, paint)]
 
 
 def _table(title: str, table: Mapping[str, Bytes], whole: Bytes, paint: _Paint) -> list[str]:

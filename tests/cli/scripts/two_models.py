@@ -16,28 +16,28 @@ def network():
 
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--teacher", action="store_true")
-parser.add_argument("--adversary", action="store_true")
+group = parser.add_mutually_exclusive_group(required=True)
+group.add_argument("--teacher", action="store_true")
+group.add_argument("--adversary", action="store_true")
 args = parser.parse_args()
 
 torch.manual_seed(0)
 one, other = network(), network()
-steps = torch.optim.SGD(one.parameters(), 0.1), torch.optim.SGD(other.parameters(), 0.1)
+optimizers = torch.optim.SGD(one.parameters(), 0.1), torch.optim.SGD(other.parameters(), 0.1)
 for step in range(4):
     x = torch.randn(2048, 256)
     y = one(x)
-    losses = []
     if args.teacher:
         with torch.no_grad():
             target = other(x)
-        losses.append((y - target).square().mean())
-    if args.adversary:
+        loss = (y - target).square().mean()
+    else:
+        optimizers[1].zero_grad()
         judged = other(y.detach()).mean() - other(torch.randn(2048, 256)).mean()
         judged.backward()
-        steps[1].step()
-        steps[1].zero_grad()
-        losses.append(-other(y).mean())
-    losses[0].backward()
-    steps[0].step()
-    steps[0].zero_grad()
-    print(step, losses[0].item())
+        optimizers[1].step()
+        loss = -other(y).mean()
+    loss.backward()
+    optimizers[0].step()
+    optimizers[0].zero_grad()
+    print(step, loss.item())
