@@ -22,7 +22,8 @@ from rekindle.trace import Trace, formats, keep_all_peak
 RUN = 2  # index of the run whose recomputations are those of the traces; it also has most methods
 MIB = 2**20
 ALLOCATORS: dict[str, AllocatorName] = {"": "native", "expandable_segments:True": "expandable"}
-#: The methods that are simulated: with the budget of the plain run, on a device with its memory.
+#: The methods that are simulated: for each, whether it has the budget of the plain run, and whether
+#: it runs on a device with no more memory than the plain run reserved.
 METHODS = {
     "plain": (False, False),
     "plain, beyond the memory": (False, False),

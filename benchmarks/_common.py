@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import platform
+import shlex
 import statistics
 import subprocess
 import sys
@@ -41,7 +42,7 @@ def conditions(threads: int = 1) -> dict[str, Any]:
     torch.set_num_threads(threads)
     os.environ["OMP_NUM_THREADS"] = str(threads)
     return {
-        "command": " ".join(["python", *sys.argv]),
+        "command": shlex.join(["python", *sys.argv]),
         "machine": {
             "cpu": _cpu(),
             "cores": os.cpu_count(),

@@ -102,8 +102,8 @@ _ABOUT_CHECKS = [
     "*Races*: operators on two streams wait for each other where they must. *No_waiting*: the CPU",
     "never waits for the GPU. *Memory*: the peak is within the budget. *Chosen kernels*:",
     "convolutions whose kernel cuDNN chooses by time. *Faults*: the step after an error is right.",
-    "*World_of_one*: DDP and FSDP2 with one rank. With torch 2.11, compiled code is refused; the",
-    "check *compiled* holds if the error says so.",
+    "*World_of_one*: DDP and FSDP2 with one rank. With torch 2.11, compiled code and FSDP2 are",
+    "refused; these checks hold if the error says so.",
 ]
 _ABOUT_TIMES = [
     "The next table has batches so small that the GPU waits for the CPU: BERT-base in bfloat16",

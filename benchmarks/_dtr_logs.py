@@ -166,8 +166,8 @@ class _Reader:
     def _rebind(self, line: Line) -> None:
         """Handle COPY_FROM: the name DST refers to the value of SRC from now on."""
         source, old = self._value(line, "SRC"), self._value(line, "DST")
-        self._let_go(old)
         self._name(line, "DST", source)
+        self._let_go(old)
 
     def _release(self, line: Line) -> None:
         name = line.text("NAME")

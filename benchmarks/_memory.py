@@ -169,11 +169,11 @@ def cap() -> str:
         rows.append([model, *peaks, *(_most(of_way[way], "resident") for way in ways[:2])])
     budgets = ", ".join(f"{each:.0%}" for each in sorted({row["fraction"] for row in measured}))
     text = (
-        "Is the budget ever exceeded? The highest peak over the budget, of the first and of "
-        f"later steps, at {budgets} of the activations, from the allocations and frees that "
-        "PyTorch's profiler reports. The last two columns are the growth of the process's "
-        "resident memory over the budget. Threads and libraries add a constant to it, so it "
-        "exceeds small budgets."
+        "Is the budget ever exceeded? The table shows the highest peak divided by the budget, of "
+        f"the first and of later steps, at {budgets} of the activations, from the allocations and "
+        "frees that PyTorch's profiler reports. The last two columns show the growth of the "
+        "process's resident memory divided by the budget. Threads and libraries add a constant to "
+        "this growth, so it exceeds small budgets."
     )
     names = [way.removeprefix("rekindle ") for way in ways]
     heads = ["model", *names, *(f"resident, {name}" for name in names[:2])]
@@ -184,6 +184,36 @@ def _most(rows: Iterable[dict[str, Any]], *keys: str) -> str:
     """Return the largest figure under `keys`, or "" if none was measured."""
     figures = [row[key] for row in rows for key in keys if key in row]
     return f"{max(figures):.3f}" if figures else ""
+
+
+def moved() -> str:
+    """Return the section on weights, gradients and optimizer state that move to a file."""
+    found = load("moved")
+    if not found:
+        return ""
+    rows = [
+        [
+            f"AdamW, {row['optimizer']}",
+            f"{row['share']:.0%}",
+            *(f"{row[key] / 2**20:.0f}" for key in ("state", "out", "back")),
+            cell(row["least"]),
+            cell(row["time"]["median"]),
+            cell(row["over"]["median"]),
+            "yes" if row["same"] else "no",
+        ]
+        for row in found["rows"]
+        if "over" in row
+    ]
+    text = (
+        "A GPT trains within a budget that is a share of its weights, gradients and optimizer "
+        "state (*state*, MiB). *Out* and *back*: MiB copied to the file and back in a step; "
+        "*least*: these bytes divided by those that do not fit, each copied once out and back. "
+        "On a CPU the program waits for each copy. *Over copies*: the time of a step, divided by "
+        "the time of a plain step and of the same bytes written to a file and read back."
+    )
+    heads = ["optimizer", "budget", "state", "out", "back", "least"]
+    heads += ["time over plain", "over copies", "same bits"]
+    return section("State that moves to a file", found, text, table_of(heads, rows))
 
 
 def fragmentation() -> str:

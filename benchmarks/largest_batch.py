@@ -267,11 +267,11 @@ def measure(
     tell(found)
 
 
-# -- all methods and models -----------------------------------------------------------------------
+# -- one process for each method and model ---------------------------------------------------------
 
 
 def run(model: str, method: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yield the rows and attempts of all methods and models, as soon as they are measured."""
+    """Yield the rows and attempts of a method and a model, as soon as they are measured."""
     command = [sys.executable, __file__, "--worker", model, method, "--device", options.device]
     command += ["--seconds", str(options.seconds), *(["--quick"] if options.quick else [])]
     for answer in answers(command, MOST_SECONDS):

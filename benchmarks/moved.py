@@ -22,12 +22,11 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from _common import ROOT, answers, conditions, earlier_by, spread, write
 from _trainer import block, nbytes
-from resident import forget_most, load_libraries, most_resident, resident
 from tests.pytorch import networks
 from torch import Tensor, nn
 
@@ -77,20 +76,21 @@ class Trainer:
         return found + [each for s in states for each in s.values() if isinstance(each, Tensor)]
 
 
-def copies(out: int, back: int, directory: Path) -> float:
-    """Return the seconds to write `out` bytes to a file in `directory`, and to read `back` bytes.
+def copies(out: int, back: int, file: IO[bytes]) -> float:
+    """Return the seconds to write `out` bytes to a file, and to read `back` bytes from it.
 
-    The file has `out` bytes, so reading begins anew at its end.
+    The file has `out` bytes before, so that no blocks are allocated, as in a step.
     """
-    piece = torch.empty(PIECE, dtype=torch.uint8).fill_(1).numpy()
-    with tempfile.TemporaryFile(dir=directory) as file:
-        number = file.fileno()
-        start = time.perf_counter()
-        for at in range(0, out, PIECE):
-            os.pwrite(number, piece, at)
-        for at in range(0, back, PIECE):
-            os.preadv(number, [piece], at % max(1, out))
-        return time.perf_counter() - start
+    piece = bytearray(PIECE)
+    places = range(0, max(1, out), PIECE)
+    for at in places:
+        os.pwrite(file.fileno(), piece, at)
+    start = time.perf_counter()
+    for at in places:
+        os.pwrite(file.fileno(), piece, at)
+    for at in range(0, back, PIECE):
+        os.preadv(file.fileno(), [piece], at % out)
+    return time.perf_counter() - start
 
 
 def copied(run: rekindle.Run) -> tuple[int, int]:
@@ -105,10 +105,9 @@ def measure(optimizer: str, share: float, directory: Path) -> dict[str, Any]:
         trainer.step()  # makes the gradients and the optimizer's state
     state = nbytes(plain.state())
     budget = int(share * state)
-    load_libraries()
-    before = resident() - state
     ratios: dict[str, list[float]] = {"time": [], "over": []}
     row: dict[str, Any] = {}
+    file = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115, it ends with the process
     for _ in range(ROUNDS):
         for _ in range(WARM_STEPS):
             plain.step()
@@ -118,16 +117,14 @@ def measure(optimizer: str, share: float, directory: Path) -> dict[str, Any]:
         ) as run:
             for _ in range(WARM_STEPS):
                 moved.step()
-            forget_most()
             first = copied(run)
             taken = block(moved.step, STEPS, "cpu")
             last = copied(run)
-            growth = most_resident() - before
         out, back = ((now - then) // STEPS for now, then in zip(last, first, strict=True))
         ratios["time"].append(taken / free)
-        ratios["over"].append(taken / (free + copies(out, back, directory)))
+        ratios["over"].append(taken / (free + copies(out, back, file)))
         row |= {"out": out, "back": back, "plain_s": round(free, 4)}
-        row |= {"peak_over_budget": run.peak / budget, "growth": growth - budget}
+        row["peak_over_budget"] = run.peak / budget
     row["least"] = (row["out"] + row["back"]) / (2 * (state - budget))
     row |= {name: spread(each, 3) for name, each in ratios.items()}
     same = all(map(torch.equal, plain.state(), moved.state()))

@@ -4,11 +4,11 @@
 
 Each point (a tool with one setting) runs in its own process. Two copies of the model train
 alternately, in blocks of steps (A B A B): one in plain PyTorch, one with the tool. A ratio compares
-the times of neighboring blocks. The memory of all tools is counted by the allocator's events: the
-profiler's events on a CPU, the allocator's own peak on CUDA. It is the constants of the plain run,
-plus the peak of a step above the memory that remains at the step's end. All runs have the same
-seeds. Prints a table, writes results/peers.json and .csv and one plot for each model into
-docs/images/. A tool that is not installed (pip install torch-remat) is reported.
+the times of neighboring blocks. The memory of a tool is that of weights, gradients and optimizer
+state in the plain run, plus the peak of a step minus the memory that remains at its end. The
+profiler reports it on a CPU, the allocator on CUDA. All runs have the same seeds. Prints a table,
+writes results/peers.json and .csv and one plot for each model into docs/images/. A tool that is not
+installed is reported, such as torch_remat (pip install torch-remat).
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def digest(tensors: Iterable[torch.Tensor]) -> str:
     return found.hexdigest()[:16]
 
 
-# -- programs: each returns a step, and a function for its bits ------------------------------------
+# -- programs: each returns a step, and a function for the tensors whose bits are compared ---------
 
 Program = Callable[[], tuple[Callable[[], None], Callable[[], Iterable[torch.Tensor]]]]
 

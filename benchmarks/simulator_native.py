@@ -38,7 +38,7 @@ def main() -> None:
         trace = load(path)
         started = time.perf_counter()
         encode(trace)
-        reading = round(time.perf_counter() - started, 4)
+        converting = round(time.perf_counter() - started, 4)
         for policy in POLICIES:
             case = Case(str(path), policy, chosen.ratio)
             seconds: dict[str, list[float]] = {"native": [], "python": []}
@@ -57,7 +57,7 @@ def main() -> None:
                     "native_s": spread(seconds["native"]),
                     "python_s": spread(seconds["python"]),
                     "times_as_fast": round(min(seconds["python"]) / min(seconds["native"]), 1),
-                    "reading_s": reading,
+                    "converting_s": converting,
                 }
             )
             print(rows[-1])
