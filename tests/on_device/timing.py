@@ -208,7 +208,7 @@ class _Counted(TorchDispatchMode):
 def models(machine: Machine) -> Iterator[Line]:
     """Measure the host's time for a step of small batches.
 
-    The steps run in plain PyTorch, in a budget without a limit, and in one of half of the memory.
+    The steps run in plain PyTorch, in a budget without a limit, and within half of the memory.
     """
     count = machine.size(10, 2)
     for name, load in workloads.SPEED.items():

@@ -1,4 +1,4 @@
-"""Tests of the classic planners: Chen's, articulation points, Revolve, and keep-all.
+"""Tests of the classic planners: Chen's, articulation points, Revolve, Rotor, and the trivial ones.
 
 Their plans must be valid, cost at least the optimum, and have the published costs.
 """

@@ -82,18 +82,20 @@ def generator(number: int) -> torch.Generator:
 
 
 def tokens(vocabulary: int, batch: int, time: int) -> Callable[[int], tuple[Tensor, Tensor]]:
-    """Return random tokens, the same at each call."""
+    """Return a function that makes the tokens of a step, the same for the same step."""
 
-    def data(number: int) -> tuple[Tensor, Tensor]:
-        text = torch.randint(vocabulary, (batch, time + 1), generator=generator(number))
+    def data(step: int) -> tuple[Tensor, Tensor]:
+        text = torch.randint(vocabulary, (batch, time + 1), generator=generator(step))
         return text[:, :-1], text[:, 1:]
 
     return data
 
 
 def images(batch: int, size: int, classes: int) -> Callable[[int], tuple[Tensor, Tensor]]:
-    def data(number: int) -> tuple[Tensor, Tensor]:
-        g = generator(number)
+    """Return a function that makes the images and classes of a step."""
+
+    def data(step: int) -> tuple[Tensor, Tensor]:
+        g = generator(step)
         pixels = torch.randn(batch, 3, size, size, generator=g)
         return pixels, torch.randint(classes, (batch,), generator=g)
 

@@ -1,4 +1,7 @@
-"""Small models of images, sound, both with text, and time series: type, head, batch, settings."""
+"""Small models of images, of sound, of images with text and of sound with text, and of time series.
+
+Each row: kind, type of the model, head, function that makes a batch, settings.
+"""
 
 from __future__ import annotations
 

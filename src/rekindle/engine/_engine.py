@@ -98,7 +98,7 @@ class Engine(Exchange):
         self._classify(value.storage)
 
     def retain(self, storage: Storage) -> None:
-        """Count one more reference of the program to `storage` that permits its eviction."""
+        """Count one more reference to `storage`, such as autograd's, that permits its eviction."""
         storage.references += 1
 
     def release(self, storage: Storage) -> Iterable[Action]:

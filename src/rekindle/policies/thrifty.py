@@ -22,9 +22,9 @@ C_up counts at most the average cost of 1,000 evicted storages: in a long loop, 
 tens of thousands of evicted ancestors, and the policy would visit them for each choice.
 
 Both changes were tuned on the DTR paper's logs and on steps of eight models. On these the policy
-recomputes 18 % less than h_DTR (geometric mean; less in 22 of 24 cases). On 13 further
-architectures, which were not used for tuning, it recomputes 8 % less (less in 25 of 39 cases, more
-in 12; `benchmarks/policies.py`).
+recomputes 22 % less than h_DTR (geometric mean; less in 19 of 24 cases, more in 3). On 13 further
+architectures, which were not used for tuning, it recomputes 20 % less (less in 30 of 39 cases, more
+in 7; `benchmarks/policies.py`).
 """
 
 from __future__ import annotations

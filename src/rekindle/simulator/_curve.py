@@ -111,8 +111,9 @@ def curve(
     budgets = [most - (most - least) * i // max(1, points - 1) for i in range(points)]
     found: list[Point] = []
     slowest, operators = 0, 0
-    for number, budget in enumerate(dict.fromkeys(budgets)):
-        watch(number, points)
+    different = dict.fromkeys(budgets)
+    for number, budget in enumerate(different):
+        watch(number, len(different))
         record = fits(trace, budget, policy)
         if record is not None:
             slowest = max(slowest, record.recompute_ns)

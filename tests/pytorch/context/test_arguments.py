@@ -68,11 +68,16 @@ def test_budget_of_none_counts_memory_without_limit() -> None:
     assert "budget                 none" in run.report().text()
 
 
-def test_budget_uses_torch_default_device_when_entered(
+def test_budget_asks_whether_cuda_is_in_use_when_entered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: bool(asked.append("now")))
+
+    def is_initialized() -> bool:
+        asked.append("now")
+        return False
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", is_initialized)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     context = rekindle.budget("1GiB")
     before = len(asked)

@@ -19,6 +19,7 @@ class Known(NamedTuple):
     Attributes:
         part: Regular expression for one of `Loop.parts`.
         text: Regular expression for the mode and the complaint.
+        reason: Why it is not repaired.
     """
 
     part: str
@@ -37,20 +38,20 @@ KNOWN: tuple[Known, ...] = (
     Known(
         "block embedding_sparse",
         "bytes grow with every step",
-        "a momentum of sparse gradients gets all of them appended, in plain PyTorch as well",
+        "SGD appends each sparse gradient to its momentum buffer, in plain PyTorch as well",
     ),
     Known("driver (closure|line search)", PEAK, UNDONE),
     Known("block embedding_sparse", "refused, with a peak", UNDONE),
     Known(
         "block (lstm|packed)",
         PEAK,
-        "how large the workspace of oneDNN's LSTM is, oneDNN tells when it runs for the first time",
+        "the workspace of oneDNN's LSTM is known only after its first run",
     ),
     Known(
         "driver rollout|habit (another default type|input from a buffer|best so far|weighted)"
         "|block (selected|put|listed|numpy|frombuffer|dlpack|pickled|custom_op)",
         PEAK,
-        "what torch.tensor makes of Python's or NumPy's is there when it is seen first",
+        "a tensor made from data of Python or NumPy has its memory before Rekindle sees it",
     ),
     Known(
         "block embedding_bag",

@@ -3,7 +3,7 @@
 `python -m tests.pytorch.native.schedules EVICT FIRST COUNT`: one thread runs at a time. Another
 thread may take over before each operator, inside the kernels of some operators, and where the core
 asks Python about threads. Each program runs first in plain PyTorch, then within a budget, which
-gives the same bits or raises `OutOfBudget`. The outcomes are printed as JSON.
+gives the same bits or raises `OutOfBudget`, at most 40 times. The outcomes are printed as JSON.
 """
 
 from __future__ import annotations
@@ -315,15 +315,15 @@ def outcome(seed: int, evict: str) -> str:
 
 def main(evict: str, first: int, count: int) -> None:
     torch.set_num_threads(1)
-    known = _evict_held.EvictHeld.all_threads_are_known
+    original = _evict_held.EvictHeld.all_threads_are_known
 
-    def asked(natively: Any) -> bool:
+    def switching_check(held: Any) -> bool:
         Turns.switch()
-        found = known(natively)
+        found = original(held)
         Turns.switch()
         return found
 
-    _evict_held.EvictHeld.all_threads_are_known = asked  # type: ignore[method-assign]
+    _evict_held.EvictHeld.all_threads_are_known = switching_check  # type: ignore[method-assign]
     core.fix_costs(1_000)
     seen: Counter[str] = Counter()
     wrong: list[int] = []

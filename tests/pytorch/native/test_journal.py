@@ -199,7 +199,10 @@ def test_python_engine_repeats_native_run_with_evict_anything(
 
 @pytest.mark.evicts_anything
 def test_outdated_copies_are_made_again_in_both_engines(tmp_path: Path) -> None:
-    """A copy counts as outdated once the tensor whose version counter shows writes is gone."""
+    """Writes are noticed by the version counter of a tensor.
+
+    Once that tensor is freed, later writes would go unseen, so the copy on the host is outdated.
+    """
     tensors = [torch.full((128, 128), float(i)) for i in range(6)]
 
     def step() -> None:
