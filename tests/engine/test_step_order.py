@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from rekindle.engine import Call, Engine, Storage
+from rekindle.engine import Call, Engine, Storage, _step_order
 from rekindle.engine._step_order import NEVER, StepOrder
 from rekindle.policies import LRU, Swap, Thrifty
 from rekindle.schedule import Action, Discard, Free, SwapIn, SwapOut
@@ -146,3 +146,16 @@ def test_next_source_comes_before_it_is_used() -> None:
         resident = each.resident
         program.use(each, ahead=True)
         assert resident
+
+
+def test_order_of_a_step_without_end_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that takes no steps of optimizers uses sources for ever."""
+    monkeypatch.setattr(_step_order, "MOST_CALLS", 10)
+    order, (kept,) = StepOrder(), Program(1000).sources(1)
+    kept.uses = None
+    for place in range(100):
+        order.place += 1
+        order.used(kept)
+        assert kept.uses is not None
+        assert len(kept.uses.now) <= 12, place
+    assert not order.known

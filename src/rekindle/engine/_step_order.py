@@ -27,6 +27,10 @@ _SIMILAR: Final = 8
 """Steps look alike if their numbers of calls differ by at most this fraction of the longer one."""
 
 
+MOST_CALLS: Final = 2**20
+"""A step of more calls has no order. Scenario: a program that takes no steps of optimizers."""
+
+
 @final
 class Uses:
     """The places at which one storage is used in a step."""
@@ -55,6 +59,8 @@ class StepOrder:
 
     def used(self, storage: Storage) -> None:
         """Note that the program uses the source `storage` now."""
+        if self.place > MOST_CALLS:
+            self._forget()
         uses = storage.uses
         if uses is None:
             key = self.place, storage.nbytes
@@ -66,6 +72,13 @@ class StepOrder:
             self._used.append(uses)
         if not uses.now or uses.now[-1] != self.place:
             uses.now.append(self.place)
+
+    def _forget(self) -> None:
+        """Forget all uses, so that their number is limited."""
+        for uses in self._used:
+            uses.before, uses.now = [], []
+        self._used, self._first, self._first_now = [], {}, {}
+        self.place, self.known, self._length = 0, False, 0
 
     def step(self) -> None:
         """Note that a step ends here, and the next one begins."""

@@ -350,3 +350,61 @@ def test_sequential_after_backward_holds_no_activations() -> None:
         first = tracker.alive
         loss.backward(retain_graph=True)
         assert tracker.alive <= first
+
+
+def test_sequential_measured_with_zeros_updates_statistics_once() -> None:
+    """On the sample, a running mean stays what it was."""
+    torch.manual_seed(0)
+    blocks = [
+        nn.Sequential(nn.Linear(32, 32, bias=False), nn.BatchNorm1d(32), nn.ReLU())
+        for _ in range(6)
+    ]
+    plain = nn.Sequential(*blocks)
+    model, _ = within((copy.deepcopy(plain), torch.zeros(256, 32)), 1)
+    x = torch.randn(256, 32)
+    for each in (plain, model):
+        each(x).square().mean().backward()
+    assert differing(dict(model.named_buffers()), dict(plain.named_buffers())) == []
+
+
+def test_sequential_runs_modules_and_hooks_that_it_has_now() -> None:
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(6)]
+    called: list[str] = []
+    layers[2].register_full_backward_hook(lambda *_: called.append("before"))
+    x = torch.randn(256, 32)
+    plain = nn.Sequential(*layers, nn.Linear(32, 4))
+    with pytest.raises(rekindle.OutOfBudget) as caught:
+        rekindle.sequential(plain, x, 1, loss=loss_of)
+    budget = int(1.2 * caught.value.smallest_budget)
+    model = rekindle.sequential(plain, x, budget, loss=loss_of)
+    assert model.overhead > 0
+    called.clear()  # the measurement has called it
+    model(x).sum().backward()
+    assert called == ["before"]
+    layers[3].register_forward_hook(lambda *_: called.append("after"))
+    model[-1] = nn.Linear(32, 4)
+    model(x).sum().backward()
+    assert "after" in called
+    assert model[-1].weight.grad is not None
+
+
+def test_part_of_sequential_is_an_ordinary_module() -> None:
+    x = torch.randn(8, 32)
+    plain = nn.Sequential(*[nn.Linear(32, 32) for _ in range(4)])
+    model, _ = within((plain, x), 1 << 30)
+    assert type(model[:-1]) is nn.Sequential
+    assert torch.equal(model[:-1](x), plain[:-1](x))
+    assert model[1] is plain[1]
+
+
+def test_sequential_with_replaced_parameters_refuses_to_recompute() -> None:
+    """`functional_call` puts the parameters back before the backward pass recomputes."""
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(6)]
+    x = torch.randn(256, 32)
+    model, _ = within((nn.Sequential(*layers), x), 1)
+    halved = {name: each * 0.5 for name, each in model.named_parameters()}
+    loss = torch.func.functional_call(model, halved, (x,)).square().mean()
+    with pytest.raises(RuntimeError, match="modified in place or replaced"):
+        loss.backward()

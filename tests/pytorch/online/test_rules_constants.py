@@ -64,6 +64,39 @@ def test_memory_filled_outside_pytorch_keeps_its_contents(
     harshest(program)
 
 
+def _scaled(x: Tensor) -> None:
+    x.mul_(2.0)
+
+
+def _filled_in_part(x: Tensor) -> None:
+    x[100:200] = 2.0
+
+
+@pytest.mark.parametrize("written", [_scaled, _filled_in_part])
+@pytest.mark.parametrize("name", ["zeros", "emptied"])
+def test_zeros_filled_outside_pytorch_and_then_written_keep_contents(
+    name: str, written: Callable[[Tensor], None]
+) -> None:
+    """The first operator after the fill writes in place."""
+
+    def program() -> Step:
+        weight = vector(True)
+
+        def step() -> object:
+            x = EMPTY[name]()
+            _by_address(x)
+            written(x)
+            loss = (x * weight).sum()
+            del x
+            loss = loss + deeper(weight, 8).sum()
+            loss.backward()
+            return loss, weight
+
+        return step
+
+    harshest(program)
+
+
 def test_memory_filled_by_numpy_and_operator_matches_pytorch() -> None:
     def program() -> Step:
         weight = vector(True)

@@ -244,3 +244,43 @@ def test_plan_is_made_although_plain_model_needs_larger_budget() -> None:
     plan = rekindle.plan(model, x, budget=refused.smallest_budget, planner=RecomputeAll())
     assert plan.peak is not None
     assert plan.peak <= refused.smallest_budget
+
+
+def test_planned_model_without_gradients_matches_pytorch() -> None:
+    """Fake tensors have other strides than the results of real kernels."""
+
+    class Sequences(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm, self.last = (
+                nn.Linear(32, 32),
+                nn.BatchNorm1d(32),
+                nn.Linear(32, 3),
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.norm(self.first(x).transpose(1, 2)).transpose(1, 2).relu())
+
+    kinds: list[tuple[nn.Module, Tensor, bool]] = [
+        (Sequences(), torch.randn(8, 6, 32), False),
+        (Sequences(), torch.randn(8, 6, 32), True),
+        (convolutions(nn.Dropout(0.3)), images(), True),
+    ]
+    for model, x, trains in kinds:
+        planned = rekindle.plan(model, x, budget="1GB", planner=KeepAll()).apply().train(trains)
+        model.train(trains)
+        with torch.no_grad():
+            torch.manual_seed(0)
+            wanted = model(x)
+            torch.manual_seed(0)
+            assert torch.equal(planned(x), wanted)
+
+
+def test_hook_that_is_added_to_planned_model_runs() -> None:
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1)), torch.randn(4, 8)
+    planned = rekindle.plan(model, x, budget="1GB", planner=KeepAll()).apply()
+    planned(x).sum().backward()
+    called: list[int] = []
+    planned[0].register_forward_hook(lambda *_: called.append(1))
+    planned(x).sum().backward()
+    assert called == [1]

@@ -14,6 +14,9 @@ constexpr std::int64_t SIMILAR = 8;  // As `_SIMILAR` in Python.
 }  // namespace
 
 void StepOrder::used(Storage& storage) {
+    if (place > MOST_CALLS) [[unlikely]] {
+        forget();
+    }
     if (!storage.uses) {
         const Key key(place, storage.nbytes);
         storage.uses = std::make_shared<Uses>();
@@ -31,6 +34,20 @@ void StepOrder::used(Storage& storage) {
     if (uses.now.empty() || uses.now.back() != place) {
         uses.now.push_back(place);
     }
+}
+
+// Forget all uses, so that their number is limited.
+void StepOrder::forget() {
+    for (const std::shared_ptr<Uses>& uses : used_) {
+        uses->before.clear();
+        uses->now.clear();
+    }
+    used_.clear();
+    first_.clear();
+    first_now_.clear();
+    place = 0;
+    length_ = 0;
+    known_ = false;
 }
 
 void StepOrder::step() {

@@ -27,6 +27,8 @@ struct Uses final {
 // The uses of all sources in the last step, and in this one so far.
 class StepOrder final {
 public:
+    // A step of more calls has no order. Scenario: a program that takes no steps of optimizers.
+    static constexpr std::int64_t MOST_CALLS = std::int64_t{1} << 20;
     // Number of calls until a use that is not expected: more than any step has.
     static constexpr std::int64_t NEVER = std::int64_t{1} << 40;
 
@@ -48,6 +50,8 @@ public:
     std::optional<std::int64_t> distance(const Storage& storage) const noexcept;
 
 private:
+    void forget();
+
     using Key = std::pair<std::int64_t, Bytes>;  // place and size
 
     bool known_ = false;

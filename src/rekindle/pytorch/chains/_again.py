@@ -13,6 +13,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_map_only
 
 from rekindle._errors import Unsupported
@@ -45,6 +46,11 @@ class Stage:
     def mode(self) -> tuple[bool, ...]:
         return tuple([module.training for module in self._all])
 
+    def present_parameters(self) -> Iterator[Tensor]:
+        """Yield the parameters that the modules have now: `functional_call` replaces them."""
+        for module in self._all:
+            yield from (each for each in module._parameters.values() if each is not None)
+
     def buffers(self) -> Iterator[tuple[nn.Module, str]]:
         for module in self._all:
             for name, buffer in module._buffers.items():
@@ -60,17 +66,38 @@ class Stage:
         return list(self.buffers()) if known is None else known
 
     def learn(self, before: Sequence[tuple[nn.Module, str, Tensor]]) -> None:
-        """Record which buffers a run of this stage changed since they were copied to `before`."""
+        """Record which buffers a run of this stage changed since they were copied to `before`.
+
+        Statistics of norms count as changed: those of a batch of zeros may be what they were.
+        """
         if self.mode not in self._moving:
             self._moving[self.mode] = [
                 (module, name)
                 for module, name, copy in before
-                if not _equal(module._buffers[name], copy)
+                if (isinstance(module, _NormBase) and module.training)
+                or not _equal(module._buffers[name], copy)
             ]
 
 
 def _equal(one: Tensor | None, other: Tensor) -> bool:
     return one is not None and one.shape == other.shape and torch.equal(one, other)
+
+
+@final
+class _Present:
+    """A parameter, with its version counter now. Equal to itself while nothing writes it."""
+
+    def __init__(self, parameter: Tensor) -> None:
+        self._parameter, self._version = parameter, parameter._version
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, _Present)
+            and self._parameter is other._parameter
+            and self._version == other._version
+        )
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 @final
@@ -84,7 +111,7 @@ class Moment:
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
         self._buffers = _copies(stage.moving())
-        self._versions = self._current()
+        self._parameters = self._current()
 
     def after(self) -> None:
         """Free the copies of buffers that the run of the stage did not change."""
@@ -95,17 +122,18 @@ class Moment:
     @contextmanager
     def restored(self) -> Generator[None]:
         """Inside the block, the stage runs as in its first run, and changes no buffer."""
-        if self._versions != self._current():
+        if self._parameters != self._current():
             raise RuntimeError(
-                f"a parameter of stage {self._stage.name} was modified in place between the "
-                "forward and the backward pass, so the stage cannot be recomputed. Call "
-                "loss.backward() before optimizer.step()"
+                f"a parameter of stage {self._stage.name} was modified in place or replaced "
+                "between the forward and the backward pass, so it cannot be recomputed. Call "
+                "loss.backward() before optimizer.step(), and before torch.func.functional_call "
+                "ends"
             )
         with _buffers([(module, name, copy.clone()) for module, name, copy in self._buffers]):
             yield
 
-    def _current(self) -> list[int]:
-        return [parameter._version for parameter in self._stage.parameters]
+    def _current(self) -> list[_Present]:
+        return [_Present(each) for each in self._stage.present_parameters()]
 
 
 @contextmanager

@@ -19,10 +19,20 @@ from rekindle._types import Bytes
 from rekindle.planners._costs import ChainSchedule, Measured
 from rekindle.pytorch.chains._again import autocast_of, devices_of
 from rekindle.pytorch.chains._nested import Pass, nested
-from rekindle.pytorch.chains._stages import measure, stages_of
+from rekindle.pytorch.chains._stages import leaves, measure, stages_of
 from rekindle.pytorch.tensors import bytes_of, tensors_of
 
 Reshape = Literal["measure", "refuse"]
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_is_full_backward_hook",
+)
 
 
 def total(output: Any) -> Tensor:
@@ -56,13 +66,14 @@ class Chained(nn.Sequential):
     ) -> None:
         super().__init__(OrderedDict(model._modules.items()))  # type: ignore[arg-type]
         self.training = model.training
-        self._forward_hooks = model._forward_hooks
-        self._forward_pre_hooks = model._forward_pre_hooks
+        for name in _HOOKS:
+            object.__setattr__(self, name, getattr(model, name))
         self._plan, self._loss = plan, loss or total
         self._reserve, self._reshape, self._watch = reserve, reshape, watch
         self._measured: dict[Any, Measured] = {}
         self._schedules: dict[Any, ChainSchedule] = {}
-        self._stages = stages_of(model, sample)
+        self._modules_measured = [module for _, module in leaves(self)]
+        self._stages = stages_of(self, sample)
         self.schedule = self._scheduled(sample)
 
     @property
@@ -86,9 +97,21 @@ class Chained(nn.Sequential):
                 return Pass(self._stages).run(parts, x)
         return super().forward(x)
 
+    def __getitem__(self, index: Any) -> Any:
+        # A part of the model is an ordinary module: the schedule is one of the whole.
+        if isinstance(index, slice):
+            return nn.Sequential(OrderedDict(list(self._modules.items())[index]))  # type: ignore[arg-type]
+        return super().__getitem__(index)
+
     def _scheduled(self, x: Any) -> ChainSchedule:
+        modules = [module for _, module in leaves(self)]
+        if modules != self._modules_measured:  # a module was replaced, or has a hook now
+            self._stages, self._modules_measured = stages_of(self, x), modules
+            self._measured.clear()
+            self._schedules.clear()
         key = _key(x, self)
-        there = bytes_of([p.grad for p in self.parameters() if p.grad is not None])
+        leaves_now = [p for p in self.parameters() if p.is_leaf]  # `functional_call` has others
+        there = bytes_of([p.grad for p in leaves_now if p.grad is not None])
         found = self._schedules.get((key, there))
         if found is None:
             found = self._schedules[key, there] = self._plan(

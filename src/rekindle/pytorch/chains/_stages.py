@@ -51,7 +51,7 @@ def stages_of(model: nn.Sequential, sample: Any) -> list[Stage]:
     groups: list[list[tuple[str, nn.Module]]] = []
     begins = True  # True if the next layer may begin a new stage
     x = tree_map_only(Tensor, lambda t: t.detach().clone(), sample)
-    for name, module in _leaves(model, ""):
+    for name, module in leaves(model, ""):
         try:
             wrote, viewed, x = _try(Stage(name, [module]), x)
         except Exception as error:
@@ -102,7 +102,7 @@ def _try(stage: Stage, x: Any) -> tuple[bool, bool, Any]:
     return wrote, viewed, output
 
 
-def _leaves(model: nn.Sequential, prefix: str) -> list[tuple[str, nn.Module]]:
+def leaves(model: nn.Sequential, prefix: str = "") -> list[tuple[str, nn.Module]]:
     """Return names and modules of `model` in order, with nested `nn.Sequential`s flattened.
 
     A nested `nn.Sequential` with hooks stays one module, because its hooks must run.
@@ -110,9 +110,16 @@ def _leaves(model: nn.Sequential, prefix: str) -> list[tuple[str, nn.Module]]:
     found: list[tuple[str, nn.Module]] = []
     for name, child in model._modules.items():
         assert child is not None
-        hooks = child._forward_hooks or child._forward_pre_hooks
+        hooks = any(
+            (
+                child._forward_hooks,
+                child._forward_pre_hooks,
+                child._backward_hooks,
+                child._backward_pre_hooks,
+            )
+        )
         if type(child) is nn.Sequential and not hooks and len(child):
-            found += _leaves(child, f"{prefix}{name}.")
+            found += leaves(child, f"{prefix}{name}.")
         else:
             found.append((f"{prefix}{name}", child))
     return found

@@ -181,16 +181,23 @@ class OptimizerSteps:
             return None
         self.recover()
         plain = len(args) == 1 and not kwargs
-        closure = kwargs.get("closure", args[1] if len(args) == 2 else None)
+        first = args[1] if len(args) > 1 else None
+        closure = kwargs.get("closure", first if callable(first) else None)
+
+        def instead(changed: Callable[..., Any]) -> Any:
+            if "closure" in kwargs:
+                return args, {**kwargs, "closure": changed}
+            return (args[0], changed, *args[2:]), kwargs
+
         # A step with a closure calls the closure first, and writes weights afterwards.
         if closure is not None and _is_predictable(optimizer):
-            return (optimizer, self._and_begin(closure, optimizer)), {}
+            return instead(self._and_begin(closure, optimizer))
         if _are_alone(optimizer):
             self._begin(optimizer, plain=plain)
         else:
             hook = optimizer.register_step_pre_hook
             self._last = hook(lambda optimizer, *_: self._begin(optimizer, plain=plain))
-        return None if closure is None else ((optimizer, self._recorded(closure)), {})
+        return None if closure is None else instead(self._recorded(closure))
 
     def _and_begin(self, closure: Callable[..., Any], optimizer: Optimizer) -> Callable[..., Any]:
         """Return `closure` extended by a call of `_begin` at its end."""
@@ -256,7 +263,7 @@ class OptimizerSteps:
                 driver.make_room(needed, name)
             before = now = engine.now()
             if not predictable:
-                undo = Undo(self._runtime, optimizer, copies=seen is None)
+                undo = Undo(self._runtime, optimizer, self.recover, copies=seen is None)
                 self._runtime.undoes(undo)
                 # Read the counts after making backup copies, so that the copies do not count as
                 # memory of the step.

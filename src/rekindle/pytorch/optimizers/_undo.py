@@ -14,12 +14,14 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import threading
 import weakref
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import IO, Any, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rekindle._errors import OutOfBudget
 from rekindle.pytorch.devices import is_accelerator
@@ -124,12 +126,20 @@ class Undo:
     short, the copies move out of the budget (`move_copies_out`).
     """
 
-    def __init__(self, runtime: Runtime, optimizer: torch.optim.Optimizer, *, copies: bool) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        optimizer: torch.optim.Optimizer,
+        over: Callable[[], None],
+        *,
+        copies: bool,
+    ) -> None:
         """Copy all tensors that the step of `optimizer` may write.
 
         Args:
             runtime: The run.
             optimizer: The optimizer.
+            over: Called at the end of the step, also of one that failed.
             copies: If False, make no copies. A failed step is then not undone, and its error says
                 so.
         """
@@ -138,11 +148,16 @@ class Undo:
         self._runtime = runtime
         self._name = type(optimizer).__name__
         self._copies = copies
+        self._over = over
+        self._thread = threading.get_ident()
         # Nesting depth of profiler ranges, to find the end of a step: PyTorch makes a range for
         # each step.
         self._depth = 1
         self._before: dict[int, _Before] = {}
         self._items: list[_Item] = []
+        # Tensors of the optimizer that live on their own, to get their memory of before back if the
+        # step assigns their `data`.
+        self._tensors: list[tuple[weakref.ref[Tensor], _Item]] = []
         self._file: IO[bytes] | None = None
         self._files = ExitStack()
         self._contents: list[PutBack] = []
@@ -155,24 +170,33 @@ class Undo:
         """
         if self._copies:
             self._contents.append(put_back(vars(optimizer), {}, self._item))
-            kept = [optimizer.param_groups, *optimizer.state.values()]
-            for home in homes_of(self.driver.core.tensors_within(kept)):
+            weights = self.driver.core.tensors_within(optimizer.param_groups)
+            gradients = [each.grad for each in weights if each.grad is not None]
+            kept = [vars(optimizer), *optimizer.state.values(), gradients]
+            tensors = self.driver.core.tensors_within(kept)
+            for home in homes_of(tensors):
                 if home._cdata not in self._before:
                     self._before[home._cdata] = _Before(home, self._copy_of(home))
+            for tensor in tensors:
+                if tensor.layout is torch.strided and type(tensor) in (Tensor, nn.Parameter):
+                    self._tensors.append((weakref.ref(tensor), _Item(tensor.data)))
             self._leave_items()
 
     def marked(self, *, entering: bool) -> None:
-        """Record that a profiler range begins or ends.
+        """Record that a profiler range of a thread begins or ends.
 
         Each step is a range, so the end of the outermost one is the end of the step. That includes
         a step that fails, for which optimizers have no hook.
         """
+        if threading.get_ident() != self._thread:
+            return
         self._depth += 1 if entering else -1
         if self.running and not self._depth:
             error = sys.exc_info()[1]
             if isinstance(error, OutOfBudget):
                 self._failed(error)
             self.end()
+            self._over()
 
     def end(self) -> None:
         """Drop all copies, because the step has ended."""
@@ -180,6 +204,7 @@ class Undo:
         self._before.clear()
         self._contents.clear()
         self._items.clear()
+        self._tensors.clear()
         self._file = None
         self._files.close()
 
@@ -210,7 +235,7 @@ class Undo:
 
     def _leave_items(self) -> None:
         """Stop keeping tensors alive that can be restored from a copy outside of the budget."""
-        for item in self._items:
+        for item in [*self._items, *(item for _, item in self._tensors)]:
             before = self._before.get(item.address)
             if before is not None and isinstance(before.copy, _Outside):
                 item.leave_to(before)
@@ -228,6 +253,10 @@ class Undo:
             home = before.alive
             if home is not None:
                 self._write_back(home, before.copy)
+        for alive, item in self._tensors:
+            tensor = alive()
+            if tensor is not None and tensor.untyped_storage()._cdata != item.address:
+                tensor.data = item()
         for refill in self._contents:
             refill()
 

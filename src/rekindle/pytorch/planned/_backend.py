@@ -207,6 +207,9 @@ class Backend:
                 lay_out(module, self._price)
                 joint = self._in_segments(self._joint(module, results), results)
                 self._compile(joint.segments())
+        else:
+            with _disable_current_modes():
+                lay_out(module, self._price)
         return boxed(module)
 
     def _in_segments(self, joint: Joint, forward_outputs: int) -> Joint:

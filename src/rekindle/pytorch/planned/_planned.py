@@ -335,7 +335,11 @@ class _Call:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            with dynamo_config.patch(ignore_logger_methods=_loggers()), self._path:
+            # Dynamo checks by default that no hook was added since, but only outside of modules.
+            settings = dynamo_config.patch(
+                ignore_logger_methods=_loggers(), skip_nnmodule_hook_guards=False
+            )
+            with settings, self._path:
                 return self._compiled(*args, **kwargs)
         except exc.BackendCompilerFailed as error:
             inner = error.inner_exception

@@ -139,8 +139,9 @@ void Held::pin_exposed_address(c10::StorageImpl& storage_impl) {
     room_.bring_back(storage_impl);
     if (StorageRecord* record = registry_.find_record(storage_impl)) {
         const Ref<Storage> kept(record);
-        // If operators have written only a part of the memory, other code may now write the rest.
-        if (record->special.unwritten() != nullptr) {
+        // If operators have written only a part of the memory, or nothing since `zeros` made it,
+        // other code may now write it.
+        if (record->special.unwritten() != nullptr || (record->flags & ZEROED) != 0) {
             room_.seal(*record);
             record->clear_flags();
         }
