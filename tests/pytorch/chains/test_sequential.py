@@ -398,7 +398,7 @@ def test_part_of_sequential_is_an_ordinary_module() -> None:
     assert model[1] is plain[1]
 
 
-def test_sequential_with_replaced_parameters_refuses_to_recompute() -> None:
+def test_sequential_with_replaced_weights_refuses_to_recompute() -> None:
     """`functional_call` puts the parameters back before the backward pass recomputes."""
     torch.manual_seed(0)
     layers = [nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(6)]

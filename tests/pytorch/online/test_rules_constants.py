@@ -74,7 +74,7 @@ def _filled_in_part(x: Tensor) -> None:
 
 @pytest.mark.parametrize("written", [_scaled, _filled_in_part])
 @pytest.mark.parametrize("name", ["zeros", "emptied"])
-def test_zeros_filled_outside_pytorch_and_then_written_keep_contents(
+def test_zeros_filled_outside_and_then_written_keep_contents(
     name: str, written: Callable[[Tensor], None]
 ) -> None:
     """The first operator after the fill writes in place."""

@@ -13,7 +13,6 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_map_only
 
 from rekindle._errors import Unsupported
@@ -74,7 +73,7 @@ class Stage:
             self._moving[self.mode] = [
                 (module, name)
                 for module, name, copy in before
-                if (isinstance(module, _NormBase) and module.training)
+                if (module.training and getattr(module, "track_running_stats", False))
                 or not _equal(module._buffers[name], copy)
             ]
 

@@ -23,16 +23,6 @@ from rekindle.pytorch.chains._stages import leaves, measure, stages_of
 from rekindle.pytorch.tensors import bytes_of, tensors_of
 
 Reshape = Literal["measure", "refuse"]
-_HOOKS = (
-    "_forward_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-    "_is_full_backward_hook",
-)
 
 
 def total(output: Any) -> Tensor:
@@ -66,8 +56,9 @@ class Chained(nn.Sequential):
     ) -> None:
         super().__init__(OrderedDict(model._modules.items()))  # type: ignore[arg-type]
         self.training = model.training
-        for name in _HOOKS:
-            object.__setattr__(self, name, getattr(model, name))
+        for name, value in vars(model).items():
+            if "hook" in name:  # the hooks of the model, and what modules note about them
+                object.__setattr__(self, name, value)
         self._plan, self._loss = plan, loss or total
         self._reserve, self._reshape, self._watch = reserve, reshape, watch
         self._measured: dict[Any, Measured] = {}

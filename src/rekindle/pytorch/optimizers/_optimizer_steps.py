@@ -187,7 +187,7 @@ class OptimizerSteps:
         def instead(changed: Callable[..., Any]) -> Any:
             if "closure" in kwargs:
                 return args, {**kwargs, "closure": changed}
-            return (args[0], changed, *args[2:]), kwargs
+            return (optimizer, changed, *args[2:]), kwargs
 
         # A step with a closure calls the closure first, and writes weights afterwards.
         if closure is not None and _is_predictable(optimizer):
