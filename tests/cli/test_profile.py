@@ -9,6 +9,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rekindle.cli import main
+from rekindle.pytorch.online import _explain
+from rekindle.pytorch.online._budget_history import BudgetHistory
 
 SCRIPT = """
 import sys
@@ -95,7 +97,10 @@ def test_profile_fits_option_exits_1_if_step_exceeds_budget(script: Path) -> Non
     assert "it does not fit into 10.0 KiB" in result.stdout
 
 
-def test_profile_within_too_small_budget_exits_1(script: Path) -> None:
+def test_profile_within_too_small_budget_exits_1(
+    script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_explain, "too_small", BudgetHistory())  # no budget was too small before
     result = run("profile", "tiny_training.py:step", "--budget", "10KiB")
     assert result.exit_code == 1
     assert result.stderr.startswith("Error: ")
